@@ -1,0 +1,44 @@
+# `make demo` and `make test` set everything up on a machine that has only Python 3.10 or newer with venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# OMP_WAIT_POLICY: waiting OpenMP threads sleep instead of spinning, which matters as soon as anything else runs.
+export OMP_WAIT_POLICY ?= passive
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lint imports types doctest clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (about a minute; a few seconds when nothing changed) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[test,check]"
+	@touch $@
+
+setup: $(STAMP)  ## make the virtual environment
+
+demo: $(STAMP)  ## train CNN+GP(SORF) and a plain CNN on the embedded digits, compare them, write a report
+	@$(BIN)/calgp demo --out demo
+
+test: $(STAMP)  ## run the tests (README's test command)
+	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules
+
+check: format lint imports types test  ## everything: format, lint, import layers, types, tests, doctests
+
+format: $(STAMP)
+	@$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+
+imports: $(STAMP)
+	@$(BIN)/lint-imports
+
+types: $(STAMP)
+	@$(BIN)/pyright
+
+clean:  ## remove the virtual environment and what the demo wrote
+	rm -rf $(VENV) demo

@@ -1,0 +1,1 @@
+"""Image classifiers that know when they don't know: calibrated deep convolutional Gaussian processes."""
