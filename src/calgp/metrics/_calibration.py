@@ -1,0 +1,248 @@
+"""Reliability diagrams (1) and calibration errors (2), as counts per bin that can be added up."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
+from calgp.errors import CalgpError
+
+from ._outcomes import Outcomes, check_choice, checked_chunks, row_slices
+
+Confidence = Literal["mean", "midpoint"]
+Binning = Literal["equal-width", "equal-mass"]
+Counts = tuple[Int[Tensor, "G M"], Int[Tensor, "G M"], Float[Tensor, "G M"]]  # examples, correct ones, Σ confidence
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Examples per bin of confidence: the reliability diagram, and all that calibration errors need.
+
+    All fields but `edges` add up over batches and ranks (`Reliability.merge`). With a leading axis of classes
+    (`classwise_reliability`) each class has its own row.
+    """
+
+    edges: Float[Tensor, "M+1"]  # bin m is (edges[m], edges[m + 1]]
+    count: Int[Tensor, "*Q M"]  # |B_m|
+    correct: Int[Tensor, "*Q M"]
+    confidence_sum: Float[Tensor, "*Q M"]
+    n: int  # predictions altogether; more than the bins hold where a preset loses some
+
+    @property
+    def accuracy(self) -> Float[Tensor, "*Q M"]:
+        """acc(B_m), Eq. (1); NaN in an empty bin."""
+        return self.correct.double() / self.count
+
+    @property
+    def confidence(self) -> Float[Tensor, "*Q M"]:
+        """Mean confidence in each bin; NaN in an empty one."""
+        return self.confidence_sum / self.count
+
+    @property
+    def midpoint(self) -> Float[Tensor, "M"]:
+        """The middle of each bin."""
+        return (self.edges[1:] + self.edges[:-1]) / 2
+
+    def ece(self, *, confidence: Confidence = "mean") -> Float[Tensor, "*Q"]:
+        """Expected calibration error, Eq. (2): Σ_m |B_m|/N · |acc(B_m) − conf(B_m)|."""
+        return self._excess(confidence).abs().sum(-1) / self.n
+
+    def mce(self, *, confidence: Confidence = "mean") -> Float[Tensor, "*Q"]:
+        """Maximum calibration error: max_m |acc(B_m) − conf(B_m)| over the bins that hold something."""
+        return (self._excess(confidence).abs() / self.count.clamp(min=1)).amax(-1)
+
+    def _excess(self, confidence: Confidence) -> Float[Tensor, "*Q M"]:
+        # |B_m| (conf(B_m) − acc(B_m)), which is 0, not NaN, in an empty bin
+        check_choice("confidence", confidence, ("mean", "midpoint"))
+        expected = self.confidence_sum if confidence == "mean" else self.count * self.midpoint
+        return expected - self.correct
+
+    @staticmethod
+    def merge(parts: Iterable["Reliability"]) -> "Reliability":
+        """Add up the counts of batches or ranks, which need the same bins."""
+        first, *others = parts
+        for part in others:
+            if not torch.equal(part.edges, first.edges):
+                raise CalgpError("expected reliabilities with the same bin edges to merge, got different ones.")
+            first = replace(
+                first,
+                count=first.count + part.count,
+                correct=first.correct + part.correct,
+                confidence_sum=first.confidence_sum + part.confidence_sum,
+                n=first.n + part.n,
+            )
+        return first
+
+
+def reliability(outcomes: Outcomes, *, bins: int = 20, binning: Binning = "equal-width") -> Reliability:
+    """Accuracy against confidence, Eq. (1), in bins (a, b]; 0 belongs to the first bin, 1 to the last.
+
+    Edges are k/M, rounded to the precision of the confidences: what equals k/M there is in the bin that ends at k/M.
+    `binning="equal-mass"` puts the edges at quantiles instead, so that bins hold N/M examples each (equal confidences
+    stay together); such bins depend on the data, so join the outcomes, not the bins.
+
+    >>> predicted = _certain(confidence=[0.9, 0.8, 0.3], correct=[True, False, False])
+    >>> table = reliability(predicted, bins=2)
+    >>> table.count, table.accuracy
+    (tensor([1, 2]), tensor([0.0000, 0.5000], dtype=torch.float64))
+    """
+    check_choice("binning", binning, ("equal-width", "equal-mass"))
+    _check_bins(bins)
+    edges = _equal_width(bins) if binning == "equal-width" else _equal_mass(outcomes.confidence, bins)
+    return _tabulate(outcomes, edges.to(outcomes.confidence.device), closed="right", certain="kept")
+
+
+def ece(
+    outcomes: Outcomes, *, bins: int = 20, confidence: Confidence = "mean", binning: Binning = "equal-width"
+) -> Float[Tensor, ""]:
+    """Expected calibration error, Eq. (2): Σ_m |B_m|/N · |acc(B_m) − conf(B_m)|.
+
+    `confidence="mean"` is the mean confidence in the bin, as in Guo et al. (2017) and in the paper's tables;
+    `"midpoint"` is the paper's formula, which is 0.5/M for a perfect and certain classifier.
+
+    >>> predicted = _certain(confidence=[0.9, 0.8, 0.3], correct=[True, False, False])
+    >>> ece(predicted, bins=2), ece(predicted, bins=2, confidence="midpoint")
+    (tensor(0.3333, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
+    """
+    return reliability(outcomes, bins=bins, binning=binning).ece(confidence=confidence)
+
+
+def mce(
+    outcomes: Outcomes, *, bins: int = 20, confidence: Confidence = "mean", binning: Binning = "equal-width"
+) -> Float[Tensor, ""]:
+    """Maximum calibration error: max_m |acc(B_m) − conf(B_m)| over the bins that hold something.
+
+    >>> mce(_certain(confidence=[0.9, 0.8, 0.3], correct=[True, False, False]), bins=2)
+    tensor(0.3500, dtype=torch.float64)
+    """
+    return reliability(outcomes, bins=bins, binning=binning).mce(confidence=confidence)
+
+
+def classwise_reliability(log_probs: Float[Tensor, "N Q"], y: Integer[Tensor, "N"], *, bins: int = 20) -> Reliability:
+    """The reliability of every class's probability, [Q, M]; batches are joined by `Reliability.merge`.
+
+    >>> classwise_reliability(torch.tensor([[0.9, 0.1]]).log(), torch.tensor([0]), bins=2).count
+    tensor([[0, 1],
+            [1, 0]])
+    """
+    _check_bins(bins)
+    edges = _equal_width(bins).to(log_probs.device)
+    count, correct, total = _empty(log_probs.shape[-1], bins, log_probs.device)
+    for _, _, p, label in checked_chunks(log_probs.detach(), y):
+        hit = torch.zeros_like(p, dtype=torch.bool).scatter_(1, label, True)
+        part = _count(p, hit, edges, closed="right", certain="kept")
+        count, correct, total = count + part[0], correct + part[1], total + part[2]
+    return Reliability(edges, count, correct, total, n=len(log_probs))
+
+
+def classwise_ece(log_probs: Float[Tensor, "N Q"], y: Integer[Tensor, "N"], *, bins: int = 20) -> Float[Tensor, ""]:
+    """Mean over the classes of the calibration error of each class's probability (static calibration error).
+
+    From batches: `Reliability.merge(classwise_reliability(…) for …).ece().mean()`.
+
+    >>> classwise_ece(torch.tensor([[0.9, 0.1], [0.6, 0.4]]).log(), torch.tensor([0, 0]))
+    tensor(0.2500, dtype=torch.float64)
+    """
+    return classwise_reliability(log_probs, y, bins=bins).ece().mean()
+
+
+@dataclass(frozen=True)
+class EcePreset:
+    """One of the definitions of ECE in use, in full."""
+
+    bins: int
+    confidence: Confidence
+    closed: Literal["right", "left"]  # (a, b] or [a, b)
+    certain: Literal["kept", "apart", "lost"]  # p = 1: in the last bin, in a bin of its own, in none but counted in N
+    edges: Literal["k/M", "linspace"]  # correctly rounded, or what torch.linspace makes of them
+
+
+ECE_PRESETS = {
+    # Milios et al.'s formula; the text does not name M, their code has 20.
+    "paper": EcePreset(bins=20, confidence="midpoint", closed="right", certain="kept", edges="k/M"),
+    "authors": EcePreset(bins=20, confidence="mean", closed="left", certain="lost", edges="k/M"),
+    "guo": EcePreset(bins=15, confidence="mean", closed="right", certain="kept", edges="linspace"),
+    "torchmetrics": EcePreset(bins=15, confidence="mean", closed="left", certain="apart", edges="linspace"),
+    "netcal": EcePreset(bins=10, confidence="mean", closed="left", certain="kept", edges="k/M"),
+}
+
+
+def preset_ece(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, ""]:
+    """ECE as somebody else defines it, so that published numbers can be compared.
+
+    >>> certain_but_wrong = _certain(confidence=[1.0, 0.5], correct=[False, False])
+    >>> preset_ece(certain_but_wrong, ECE_PRESETS["guo"]), preset_ece(certain_but_wrong, ECE_PRESETS["authors"])
+    (tensor(0.7500, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
+    """
+    edges = _equal_width(preset.bins)
+    if preset.edges == "linspace":
+        edges = torch.linspace(0, 1, preset.bins + 1, dtype=outcomes.confidence.dtype).double()
+    edges = edges.to(outcomes.confidence.device)
+    table = _tabulate(outcomes, edges, closed=preset.closed, certain=preset.certain)
+    return table.ece(confidence=preset.confidence)
+
+
+def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "M+1"], *, closed: str, certain: str) -> Reliability:
+    if not len(outcomes):
+        raise CalgpError("expected at least one prediction, got none.")
+    cells = len(edges) - (1 if certain == "kept" else 0)
+    count, correct, total = _empty(1, cells, edges.device)
+    for rows in row_slices(outcomes.confidence):
+        confidence, hit = outcomes.confidence[rows, None], outcomes.correct[rows, None]
+        part = _count(confidence, hit, edges, closed=closed, certain=certain)
+        count, correct, total = count + part[0], correct + part[1], total + part[2]
+    keep = cells - 1 if certain == "lost" else cells
+    if certain == "apart":
+        edges = torch.cat([edges, edges[-1:]])
+    return Reliability(edges, count[0, :keep], correct[0, :keep], total[0, :keep], n=len(outcomes))
+
+
+def _count(
+    confidence: Float[Tensor, "n G"],
+    hit: Bool[Tensor, "n G"],
+    edges: Float[Tensor, "M+1"],
+    *,
+    closed: str,
+    certain: str,
+) -> Counts:
+    inner = (edges[1:-1] if certain == "kept" else edges[1:]).to(confidence.dtype)
+    groups, cells = confidence.shape[1], len(inner) + 1
+    cell = torch.bucketize(confidence, inner, right=closed == "left")
+    cell += cells * torch.arange(groups, device=cell.device)
+    key = cell.mul_(2).add_(hit).flatten()  # (group, bin, correct?) as one number: two passes give all three counts
+    count = torch.bincount(key, minlength=2 * groups * cells).reshape(groups, cells, 2)
+    total = torch.zeros(2 * groups * cells, dtype=torch.float64, device=key.device)
+    total.scatter_add_(0, key, confidence.flatten().double())
+    return count.sum(-1), count[..., 1], total.reshape(groups, cells, 2).sum(-1)
+
+
+def _empty(groups: int, cells: int, device: torch.device) -> Counts:
+    count = torch.zeros(groups, cells, dtype=torch.long, device=device)
+    return count, count, count.double()
+
+
+def _equal_width(bins: int) -> Float[Tensor, "M+1"]:
+    return torch.arange(bins + 1, dtype=torch.float64) / bins
+
+
+def _equal_mass(confidence: Float[Tensor, "N"], bins: int) -> Float[Tensor, "M+1"]:
+    # The k-th edge is the ⌈kN/M⌉-th smallest confidence.
+    if not len(confidence):
+        raise CalgpError("expected at least one prediction, got none.")
+    ranks = (torch.arange(1, bins) * len(confidence) + bins - 1) // bins - 1
+    inner = confidence.sort().values[ranks.to(confidence.device)].double()
+    return torch.cat([inner.new_zeros(1), inner, inner.new_ones(1)])
+
+
+def _check_bins(bins: int) -> None:
+    if bins < 1:
+        raise CalgpError(f"expected at least one bin, got bins={bins}.")
+
+
+def _certain(*, confidence: list[float], correct: list[bool]) -> Outcomes:
+    # Outcomes with the two columns that calibration looks at, for the examples above.
+    column = torch.tensor(confidence)
+    return Outcomes(column, torch.tensor(correct), column, column, column, classes=2)
