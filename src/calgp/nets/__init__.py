@@ -1,0 +1,14 @@
+"""Convolutional networks c(x | Ψ) with masked filters: table 1 of the paper."""
+
+from calgp.nets.base import Backbone, Features, Task
+from calgp.nets.lenet import LeNet
+from calgp.nets.resnet import ResNet
+
+BACKBONES: dict[str, Backbone] = {
+    "lenet": LeNet(),
+    "lenet-cifar": LeNet(channels=(64, 64), pool=3, normalise=True, hidden=(384, 192)),
+    "lenet-3": LeNet(channels=(64, 64, 64), pool=3, normalise=True, hidden=(384, 192)),
+    "resnet": ResNet(),
+}
+
+__all__ = ["BACKBONES", "Backbone", "Features", "LeNet", "ResNet", "Task"]

@@ -1,0 +1,223 @@
+"""The narrow waist: a model says what it knows of f at x and what that costs; bound and prediction are written once."""
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from calgp.gp.likelihoods import Latent, Likelihood
+from calgp.gp.masks import Mask, name_sites
+from calgp.gp.noise import Noise
+
+Batch = tuple[Tensor, Tensor]  # images and their rows in the data set
+
+
+class Model(nn.Module, ABC):
+    """What a method builds."""
+
+    likelihood: Likelihood
+
+    def stem(self, x: Tensor) -> Tensor:
+        """What no sample changes, computed once for all of them."""
+        return x
+
+    @abstractmethod
+    def sample(self, h: Tensor, noise: Noise | None) -> Latent:
+        """What the samples change: f at the inputs behind `h`."""
+
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Latent:
+        return self.sample(self.stem(x), noise)
+
+    @abstractmethod
+    def kl(self) -> Float[Tensor, ""]:
+        """KL[q ‖ p] over all that is inferred, up to constants."""
+
+    def sites(self) -> dict[str, Mask]:
+        """Every place where a mask is drawn, by name; empty for a network without any."""
+        return name_sites(self)
+
+
+class Bound(nn.Module):
+    """The negative lower bound per datum, Eq. (6) by (8), (9), (13), (15), (16), in its two parts.
+
+    It is a module so that data-parallel and compiled training can wrap it.
+    """
+
+    def __init__(self, model: Model, n: int) -> None:
+        super().__init__()
+        self.model, self.n = model, n
+        model.sites()
+
+    def forward(
+        self, x: Tensor, y: Int[Tensor, "N"], noise: Noise | None = None
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """(−(1/m) Σ_k E_q log p(y_k | x_k), KL / n), to be added and minimised."""
+        latent = self.model(x, noise)
+        return -self.model.likelihood.expected_log_prob(latent, y).mean(), self.model.kl() / self.n
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """What is known of the labels of N images, after averaging over samples."""
+
+    log_probs: Float[Tensor, "N Q"]
+    expected_entropy: Float[Tensor, "N"]
+    variance: Float[Tensor, "N Q"]
+    samples: int
+
+    @property
+    def probs(self) -> Float[Tensor, "N Q"]:
+        """p(y | x), Eq. (10)."""
+        return self.log_probs.exp()
+
+    @property
+    def labels(self) -> Int[Tensor, "N"]:
+        """The most probable class."""
+        return self.log_probs.argmax(-1)
+
+    @property
+    def confidence(self) -> Float[Tensor, "N"]:
+        """The probability of the most probable class."""
+        return self.log_probs.amax(-1).exp()
+
+    @property
+    def entropy(self) -> Float[Tensor, "N"]:
+        """−Σ p log p in nats: the doubt in all."""
+        return torch.special.entr(self.probs).sum(-1)
+
+    @property
+    def mutual_information(self) -> Float[Tensor, "N"]:
+        """Entropy less expected entropy: the doubt that more data could take away (epistemic)."""
+        return (self.entropy - self.expected_entropy).clamp_min(0)
+
+    @property
+    def spread(self) -> Float[Tensor, "N Q"]:
+        """Standard deviation of the probabilities over samples."""
+        return self.variance.sqrt()
+
+    @property
+    def monte_carlo_error(self) -> Float[Tensor, "N Q"]:
+        """Standard error of `probs`, for having averaged only so many samples."""
+        return (self.variance / self.samples).sqrt()
+
+    @staticmethod
+    def cat(parts: Iterable["Predictive"]) -> "Predictive":
+        """Several batches as one."""
+        parts = list(parts)
+        return Predictive(
+            torch.cat([part.log_probs for part in parts]),
+            torch.cat([part.expected_entropy for part in parts]),
+            torch.cat([part.variance for part in parts]),
+            parts[0].samples,
+        )
+
+
+MEMORY = 512 * 2**20
+
+
+def predict(
+    model: Model, data: Tensor | Iterable[Batch], *, samples: int = 50, seed: int = 0, memory: int = MEMORY
+) -> Predictive:
+    """p(y | x) for images, Eq. (10), averaged over `samples` draws of all that is random.
+
+    Leaves the model and every generator as they were. The same seed gives the same answer for an image, whatever the
+    batches; a smaller `samples` gives the average over the first of the same draws.
+
+    Args:
+        model: what was trained.
+        data: one tensor of images (their rows are 0, 1, …), or batches of (images, rows in the data set).
+        samples: S.
+        seed: of the masks.
+        memory: bytes that activations may take; it decides how many samples are drawn at a time, never the result.
+    """
+    return Predictive.cat(predict_batches(model, data, samples=samples, seed=seed, memory=memory))
+
+
+def predict_batches(
+    model: Model, data: Tensor | Iterable[Batch], *, samples: int = 50, seed: int = 0, memory: int = MEMORY
+) -> Iterator[Predictive]:
+    """`predict`, one batch at a time: for more predictions than fit in memory."""
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, not {samples}")
+    batches = [(data, torch.arange(len(data), device=data.device))] if isinstance(data, Tensor) else data
+    samples = samples if model.sites() else 1  # without a mask every sample is the same
+    for x, rows in batches:
+        with evaluating(model), torch.no_grad():
+            yield _predict_batch(model, x, rows, samples, seed, memory)
+
+
+def _predict_batch(model: Model, x: Tensor, rows: Tensor, samples: int, seed: int, memory: int) -> Predictive:
+    """Samples are consumed where they are born, so that memory does not grow with their number."""
+    h = model.stem(x)
+
+    def draw(first: int, last: int, rows: Tensor, h: Tensor) -> Tensor:
+        latent = model.sample(h, Noise(seed, torch.arange(first, last, device=x.device), rows))
+        return model.likelihood.log_probs(latent)
+
+    chunk = max(1, memory // (_footprint(model, lambda: draw(0, 1, rows[:1], h[:1])) * len(x)))
+    chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
+    sums = functools.reduce(_Sums.__add__, (_Sums.over(draw(first, last, rows, h)) for first, last in chunks))
+    # log p̄ = log Σ_s exp(log p_s) − log S, normalised once more against rounding
+    log_probs = (sums.log_probs - math.log(samples)).log_softmax(-1)
+    # the unbiased variance over samples; a single sample has none
+    variance = (sums.squares - sums.probs.square() / samples).clamp_min(0) / max(samples - 1, 1)
+    return Predictive(log_probs, sums.entropy / samples, variance, samples)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What the samples leave behind: sums over them, the first in log space."""
+
+    log_probs: Float[Tensor, "N Q"]
+    entropy: Float[Tensor, "N"]
+    probs: Float[Tensor, "N Q"]
+    squares: Float[Tensor, "N Q"]
+
+    @staticmethod
+    def over(log_probs: Float[Tensor, "S N Q"]) -> "_Sums":
+        probs = log_probs.exp()
+        entropy = torch.special.entr(probs).sum((0, 2))
+        return _Sums(log_probs.logsumexp(0), entropy, probs.sum(0), probs.square().sum(0))
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            torch.logaddexp(self.log_probs, other.log_probs),
+            self.entropy + other.entropy,
+            self.probs + other.probs,
+            self.squares + other.squares,
+        )
+
+
+def _footprint(model: nn.Module, run: Callable[[], object]) -> int:
+    """Bytes that one sample of one row takes at its peak: about four times the largest tensor that a layer gives."""
+    sizes = [1]
+
+    def record(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output.numel() * output.element_size())
+
+    handles = [module.register_forward_hook(record) for module in model.modules()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return 4 * max(sizes)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Batch norm uses its running statistics and leaves them alone; afterwards every module is as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

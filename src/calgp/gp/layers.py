@@ -1,0 +1,122 @@
+"""Gaussian process layers by random features: F = ΦW, alone and stacked."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from calgp.gp.frequencies import draw_frequencies
+from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
+from calgp.gp.masks import MaskedLinear, Masking
+from calgp.gp.noise import Noise
+
+KERNELS = ("arc-cosine-0", "arc-cosine-1", "arc-cosine-2", "rbf")
+
+
+class RandomFeatureGP(nn.Module):
+    """Latent functions f = ΦW of features c, W_ij ~ N(0, 1) a priori: a Gaussian process, approximately.
+
+    A plain module: put it behind any features, train it with any loop; add `kl() / n` to the loss. Every call draws
+    new masks, in training and in evaluation; average the probabilities of several calls, not the outputs.
+
+    Args:
+        in_features: d, the width of c.
+        out_features: how many latent functions (classes).
+        n_rf: how many frequencies; None means d.
+        kernel: arc-cosine-0, arc-cosine-1, arc-cosine-2 or rbf.
+        frequencies: sorf, gaussian, orthogonal or variational.
+        theta: σ and ℓ, fixed unless `theta.learn`.
+        masking: z over the rows of W.
+        masking_omega: z over the rows of a variational Ω; None means as for W.
+        generator: where Ω and the first M come from; None means torch's own.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        n_rf: int | None = None,
+        kernel: str = "arc-cosine-1",
+        frequencies: str = "sorf",
+        theta: Theta = Theta(),
+        masking: Masking = Masking(),
+        masking_omega: Masking | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        n_rf = in_features if n_rf is None else n_rf
+        if n_rf < 1 or in_features < 1 or out_features < 1:
+            raise ValueError(f"sizes must be positive, not {in_features=}, {out_features=}, {n_rf=}")
+        if theta.outputs is not None and (theta.outputs != out_features or frequencies == "variational"):
+            raise ValueError(
+                "an own θ per output needs theta.outputs == out_features, and frequencies that are not inferred: "
+                f"got {theta.outputs} for {out_features}, {frequencies}"
+            )
+        self.in_features, self.out_features, self.n_rf = in_features, out_features, n_rf
+        self.per_output = theta.outputs is not None
+        self.kernel = make_kernel(kernel, in_features, theta)
+        self.frequencies = draw_frequencies(
+            frequencies,
+            in_features,
+            n_rf,
+            lengthscale=in_features**0.5 if theta.lengthscale is None else theta.lengthscale,
+            masking=masking if masking_omega is None else masking_omega,
+            generator=generator,
+        )
+        self.weights = MaskedLinear(self.kernel.features(n_rf), out_features, masking=masking, generator=generator)
+
+    def forward(self, c: Tensor, noise: Noise | None = None) -> Tensor:
+        phi = self.phi(c, noise)
+        if self.per_output:  # f_q = Φ_q w_q: each function has its own features, all share the mask
+            return (self.weights.mask(phi, noise) * self.weights.weight.mT).sum(-1)
+        return self.weights(phi, noise)  # F = ΦW
+
+    def phi(self, c: Tensor, noise: Noise | None = None) -> Tensor:
+        """Φ, Eq. (5) or (12)."""
+        return self.kernel.expand(self.frequencies(c, self.kernel.lengthscale, noise))
+
+    def kl(self) -> Float[Tensor, ""]:
+        """KL of q(W), and of q(Ω) where it is inferred: Eq. (8), (16)."""
+        return self.weights.kl() + self.frequencies.kl(self.kernel.lengthscale)
+
+
+class DeepGP(nn.Module):
+    """A deep Gaussian process: layer l takes [F_{l−1}, c], the features being fed forward to every layer.
+
+    >>> deep = DeepGP([RandomFeatureGP(64, 32), RandomFeatureGP(32 + 64, 10)])
+    >>> deep(torch.zeros(5, 64)).shape
+    torch.Size([5, 10])
+    """
+
+    def __init__(self, layers: Sequence[RandomFeatureGP]) -> None:
+        super().__init__()
+        d = layers[0].in_features
+        for before, after in itertools.pairwise(layers):
+            if after.in_features != before.out_features + d:
+                raise ValueError(
+                    f"a layer after one of {before.out_features} functions takes them and the {d} features, "
+                    f"{before.out_features + d} in all, not {after.in_features}"
+                )
+        self.layers: Sequence[RandomFeatureGP] = nn.ModuleList(layers)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def forward(self, c: Tensor, noise: Noise | None = None) -> Tensor:
+        f = self.layers[0](c, noise)
+        for layer in self.layers[1:]:
+            c = c.repeat(len(f) // len(c), 1)  # the first mask has made S · N rows of N
+            f = layer(torch.cat([f, c], -1), noise)
+        return f
+
+    def kl(self) -> Float[Tensor, ""]:
+        return torch.stack([layer.kl() for layer in self.layers]).sum()
+
+
+def make_kernel(name: str, d: int, theta: Theta) -> Kernel:
+    """A kernel by name."""
+    if name == "rbf":
+        return RBF(d, theta)
+    if name in KERNELS:
+        return ArcCosine(d, theta, order=int(name[-1]))
+    raise ValueError(f"kernel is one of {', '.join(KERNELS)}, not {name!r}")

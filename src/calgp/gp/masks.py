@@ -1,0 +1,168 @@
+"""Layers with weights made random by masks, Eq. (7), (14): W = diag(z) M, z ~ Bernoulli(π); and their KL, Eq. (8)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calgp.gp.noise import Noise, bernoulli, site_key
+
+Granularity = Literal["element", "channel", "shared"]
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How z is drawn over the inputs of a layer.
+
+    keep: π, the probability that z = 1. With 1 there is no mask.
+    granularity: `element`, fresh for every example, pixel and channel (the authors' code); `channel`, one z per input
+        channel and example (an independent W for each example); `shared`, one W for the whole batch (the paper's
+        equation, a consistent function). On vectors `element` and `channel` are the same.
+    inverted: W = diag(z/π) M' instead, so that E[W] = M': for networks whose weights were trained without masks.
+    """
+
+    keep: float = 0.5
+    granularity: Granularity = "element"
+    inverted: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2**-16 <= self.keep <= 1 or self.granularity not in ("element", "channel", "shared"):
+            raise ValueError(f"{self}: keep must lie in (0, 1], granularity must be element, channel or shared")
+
+    @property
+    def active(self) -> bool:
+        return self.keep < 1 - 2**-17
+
+    def kl(self, weight: Tensor) -> Float[Tensor, ""]:
+        """KL[q(W) ‖ N(0, 1)] up to constants, Eq. (8): π/2 ‖M‖², inverted 1/(2π) ‖M'‖², without a mask ½ ‖M‖²."""
+        return (1 / self.keep if self.inverted else self.keep) * half_norm(weight)
+
+
+UNMASKED = Masking(keep=1.0)
+
+
+def half_norm(weight: Tensor) -> Float[Tensor, ""]:
+    """½ ‖M‖², by a dot product: no temporary of the size of M."""
+    flat = weight.flatten()
+    return flat.dot(flat) / 2
+
+
+class Mask(nn.Module):
+    """Multiplies its input by z. Always on: there is no evaluation mode in which W stops being random.
+
+    The first mask that a batch meets turns its N rows into S · N, sample by sample: what comes before is the same for
+    all samples and is computed once. `site` is its name in the model (`name_sites`) and part of the key of its noise.
+    """
+
+    def __init__(self, masking: Masking) -> None:
+        super().__init__()
+        self.masking = masking
+        self.site: int | None = None
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
+        if not self.masking.active:
+            return h
+        if noise is not None and self.site is None:
+            raise RuntimeError("This mask has no site yet: call calgp.gp.name_sites(model) before using keyed noise.")
+        rows = len(h) if noise is None else len(noise.rows)
+        z = self._draw(h, rows, noise)  # [S, N or 1, …]
+        if self.masking.inverted:
+            z = z / self.masking.keep
+        return (h.unflatten(0, (-1, rows)) * z).flatten(0, 1)
+
+    def _draw(self, h: Tensor, rows: int, noise: Noise | None) -> Tensor:
+        """z for images [B, C, H, W] (drawn channels-last, as the convolutions like it) and for vectors [B, …, m]."""
+        keep, granularity = self.masking.keep, self.masking.granularity
+        image = h.dim() == 4
+        pixels = h.shape[2:] if image and granularity == "element" else (1,) * (h.dim() - 2)
+        channels = h.shape[1] if image else h.shape[-1]
+        size = channels * torch.Size(pixels).numel()
+        shared = granularity == "shared"
+        z = bernoulli(noise, self.site or 0, size, keep=keep, rows=rows, shared=shared, like=h)
+        z = z.unflatten(-1, (*pixels, channels))
+        return z.movedim(-1, 2) if image else z
+
+    def extra_repr(self) -> str:
+        return f"keep={self.masking.keep}, {self.masking.granularity}" + ", inverted" * self.masking.inverted
+
+
+def name_sites(module: nn.Module) -> dict[str, Mask]:
+    """Every place where a mask is drawn, by its name in the module; gives each the key of its noise."""
+    sites = {name: m for name, m in module.named_modules() if isinstance(m, Mask) and m.masking.active}
+    for name, mask in sites.items():
+        mask.site = site_key(name)
+    return sites
+
+
+class MaskedLinear(nn.Module):
+    """h ↦ h W + b with W = diag(z) M, M of shape in × out: z switches inputs, which are rows of W."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        masking: Masking = Masking(),
+        bias: bool = False,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.mask = Mask(masking)
+        self.weight = nn.Parameter(truncated_normal((in_features, out_features), std, generator))
+        self.bias = nn.Parameter(truncated_normal((out_features,), std, generator)) if bias else None
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
+        f = self.mask(h, noise) @ self.weight
+        return f if self.bias is None else f + self.bias
+
+    def kl(self) -> Float[Tensor, ""]:
+        cost = self.mask.masking.kl(self.weight)
+        return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+class MaskedConv2d(nn.Module):
+    """Convolution with filters Ψ = diag(z) M; TensorFlow's SAME padding, as in the published experiments."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        masking: Masking = Masking(),
+        bias: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.mask = Mask(masking)
+        self.kernel_size, self.stride = kernel_size, stride
+        shape = (out_channels, in_channels, kernel_size, kernel_size)
+        self.weight = nn.Parameter(truncated_normal(shape, 0.1, generator))
+        self.bias = nn.Parameter(truncated_normal((out_channels,), 0.1, generator)) if bias else None
+
+    def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
+        h = same_padding(self.mask(h, noise), self.kernel_size, self.stride)
+        return F.conv2d(h, self.weight, self.bias, self.stride)
+
+    def kl(self) -> Float[Tensor, ""]:
+        cost = self.mask.masking.kl(self.weight)
+        return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+def same_padding(h: Float[Tensor, "B C H W"], kernel_size: int, stride: int) -> Float[Tensor, "B C H2 W2"]:
+    """Zeros around the image such that windows give ceil(size / stride) outputs; the odd zero goes last."""
+    pads = []
+    for size in (h.shape[3], h.shape[2]):
+        total = max((-(-size // stride) - 1) * stride + kernel_size - size, 0)
+        pads += [total // 2, total - total // 2]
+    return F.pad(h, pads) if any(pads) else h
+
+
+def truncated_normal(shape: tuple[int, ...], std: float, generator: torch.Generator | None) -> Tensor:
+    """N(0, std²) cut at two standard deviations (TensorFlow's truncated_normal)."""
+    return nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=generator)

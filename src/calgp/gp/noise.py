@@ -1,0 +1,91 @@
+"""Where every random mask comes from.
+
+A mask is a pure function of (seed, site, sample, row, element): the same seed gives the same masks whatever the batch
+size, the chunk of samples, the order of the images or the number of processes, and resuming needs no generator state.
+The function is a counter-based hash that gives 64 bits at a time, which is also the cheapest way to draw masks.
+"""
+
+import functools
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+PLANES = 16  # keep probabilities are rounded to multiples of 2^-16; ½, ¾, … need one, two, … planes of bits
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The masks of some samples (functions) at some rows (images).
+
+    `rows` are indices in the data set, not in the batch, so that an image keeps its masks wherever it stands.
+    """
+
+    seed: int
+    samples: Int[Tensor, "S"]
+    rows: Int[Tensor, "N"]
+
+    def words(self, site: int, count: int, *, shared: bool) -> Int[Tensor, "S N_or_1 count"]:
+        """64 random bits a word; `shared` leaves the row out of the key: one mask for all images."""
+        device = self.rows.device
+        rows = torch.zeros_like(self.rows[:1]) if shared else self.rows + 1
+        key = _mix(_mix(torch.tensor(self.seed, device=device)) ^ site)
+        key = _mix(key + self.samples.to(device) * _STRIDE)  # [S]
+        key = _mix(key[:, None] + rows * _STRIDE)  # [S, N]
+        return _mix(key[..., None] + torch.arange(count, device=device) * _STRIDE)
+
+
+def site_key(name: str) -> int:
+    """The number that stands for a site's name in the hash."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def bernoulli(
+    noise: Noise | None, site: int, size: int, *, keep: float, rows: int, shared: bool, like: Tensor
+) -> Float[Tensor, "S N_or_1 size"]:
+    """z ~ Bernoulli(keep), in the floating type and on the device of `like`.
+
+    Without `noise` the bits come from torch's own generator: one sample for each of `rows` rows.
+    """
+    count = -(-size // 64)
+    planes = _planes(keep)
+    if noise is None:
+        shape = (1, 1 if shared else rows, count * len(planes))
+        words = torch.randint(-(2**63), 2**63 - 1, shape, device=like.device)
+    else:
+        words = noise.words(site, count * len(planes), shared=shared)
+    # P(bit) = 0.b₁b₂…b₁₆ in binary: from the last digit to the first, OR with a fair bit maps p to ½ + p/2, AND to p/2.
+    bits = torch.zeros_like(words[..., :count])
+    for digit, word in zip(planes, words.split(count, -1), strict=True):
+        bits = bits | word if digit else bits & word
+    bytes_ = bits.contiguous().view(torch.uint8).int()
+    return torch.nn.functional.embedding(bytes_, _byte_table(like.device, like.dtype)).flatten(-2)[..., :size]
+
+
+def _planes(keep: float) -> list[bool]:
+    """The binary digits of `keep`, last to first, without trailing zeros."""
+    digits = [bool(round(keep * 2**PLANES) >> place & 1) for place in range(PLANES)]
+    return digits[digits.index(True) :]
+
+
+@functools.cache
+def _byte_table(device: torch.device, dtype: torch.dtype) -> Float[Tensor, "256 8"]:
+    """Row b holds the eight bits of byte b as numbers: a look-up turns bits into a mask eight at a time."""
+    return (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1).to(dtype)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+_STRIDE = _signed(0x9E3779B97F4A7C15)
+_MULTIPLIERS = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _mix(z: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
+    """SplitMix64's finaliser (Steele et al. 2014). torch shifts signed words arithmetically, hence the bit masks."""
+    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _MULTIPLIERS[0]
+    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _MULTIPLIERS[1]
+    return z ^ (z >> 31 & (1 << 33) - 1)

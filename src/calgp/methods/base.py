@@ -1,0 +1,19 @@
+"""What a method is: a frozen description that can build a model."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+
+from calgp.gp import Model
+from calgp.nets import Backbone, Task
+
+
+class Method(ABC):
+    """Options, and how to make a model of them. Subclasses are frozen dataclasses."""
+
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> Model:
+        """The model, with everything that is drawn once (Ω, signs, first weights) drawn from `generator`."""

@@ -1,0 +1,56 @@
+"""What every convolutional network is to the rest: c(x | Ψ) in two halves, and what its filters cost."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from calgp.gp import Masking, Noise
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned: images of this shape into so many classes."""
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+
+
+class Features(nn.Module, ABC):
+    """c(x | Ψ), Ψ masked."""
+
+    out_features: int  # d
+
+    @abstractmethod
+    def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
+        """Up to the first mask: what no sample changes."""
+
+    @abstractmethod
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:
+        """From the stem's output to the features."""
+
+    @abstractmethod
+    def kl(self) -> Float[Tensor, ""]:
+        """KL of q(Ψ), Eq. (8)."""
+
+
+class Backbone(ABC):
+    """A frozen description of a network that can build it. Subclasses are frozen dataclasses."""
+
+    hidden: tuple[int, ...]  # widths of the fully connected layers with which the plain CNN continues
+
+    @abstractmethod
+    def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> Features:
+        """The network, with masks in front of all convolutions that should have them."""
+
+
+def padded_to(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]:
+    """Zeros around images smaller than `size`, as the published experiments do with MNIST (28 to 32)."""
+    height, width = max(size - x.shape[2], 0), max(size - x.shape[3], 0)
+    if not height and not width:
+        return x
+    return nn.functional.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))

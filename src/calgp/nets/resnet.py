@@ -1,0 +1,125 @@
+"""The deep networks of table 1."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise
+from calgp.nets.base import Backbone, Features, Task, padded_to
+
+
+@dataclass(frozen=True)
+class ResNet(Backbone):
+    """A pre-activation residual network for small images: three stages of `n` blocks, 6n + 1 convolutions, 64 features.
+
+    n: blocks a stage; the paper has 5 for CIFAR-10 and 25 for CIFAR-100.
+    widths: channels of the stages.
+    pad_to: images smaller than this are padded with zeros (MNIST, figure 4).
+    mask_first: mask the image too.
+    """
+
+    n: int = 5
+    widths: tuple[int, ...] = (16, 32, 64)
+    pad_to: int = 32
+    hidden: tuple[int, ...] = ()
+    mask_first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"a ResNet has at least one block a stage, not n = {self.n}")
+
+    def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
+        return ResNetFeatures(self, task, masking, generator)
+
+
+class ResNetFeatures(Features):
+    """The network that a `ResNet` describes. Prediction uses running batch-norm statistics and never changes them."""
+
+    def __init__(self, spec: ResNet, task: Task, masking: Masking, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.spec = spec
+        first = spec.widths[0]
+        self.first = MaskedConv2d(
+            task.channels, first, 3, masking=masking if spec.mask_first else UNMASKED, bias=False, generator=generator
+        )
+        self.first_norm = batch_norm(first)
+        blocks = []
+        for stage, (before, width) in enumerate(zip((first, *spec.widths), spec.widths, strict=False)):
+            for block in range(spec.n):
+                opening = block == 0
+                blocks.append(
+                    Block(
+                        before if opening else width,
+                        width,
+                        stride=2 if opening and stage else 1,
+                        activated=opening and stage == 0,  # the stem has just been through batch norm and ReLU
+                        masking=masking,
+                        generator=generator,
+                    )
+                )
+        self.blocks = nn.ModuleList(blocks)
+        self.last_norm = batch_norm(spec.widths[-1])
+        self.out_features = spec.widths[-1]
+        for module in self.modules():
+            if isinstance(module, MaskedConv2d):
+                nn.init.xavier_uniform_(module.weight, generator=generator)
+
+    def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
+        h = padded_to(x, self.spec.pad_to).contiguous(memory_format=torch.channels_last)
+        return h if self.spec.mask_first else self._first(h, None)
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:
+        if self.spec.mask_first:
+            h = self._first(h, noise)
+        for block in self.blocks:
+            h = block(h, noise)
+        return self.last_norm(h).relu().mean((2, 3))
+
+    def kl(self) -> Float[Tensor, ""]:
+        return torch.stack([m.kl() for m in self.modules() if isinstance(m, MaskedConv2d)]).sum()
+
+    def _first(self, h: Tensor, noise: Noise | None) -> Tensor:
+        return self.first_norm(self.first(h, noise)).relu()
+
+
+class Block(nn.Module):
+    """Batch norm, ReLU, masked convolution, twice, beside a shortcut (pooled and padded with zero channels)."""
+
+    def __init__(
+        self,
+        before: int,
+        width: int,
+        *,
+        stride: int,
+        activated: bool,
+        masking: Masking,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        self.stride, self.widening = stride, width - before
+        self.norm1 = None if activated else batch_norm(before)
+        self.convolution1 = MaskedConv2d(
+            before, width, 3, stride=stride, masking=masking, bias=False, generator=generator
+        )
+        self.norm2 = batch_norm(width)
+        self.convolution2 = MaskedConv2d(width, width, 3, masking=masking, bias=False, generator=generator)
+
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
+        h = x if self.norm1 is None else self.norm1(x).relu()
+        h = self.convolution1(h, noise)
+        h = self.convolution2(self.norm2(h).relu(), noise)
+        shortcut = self._shortcut(x)
+        return h + shortcut.repeat(len(h) // len(shortcut), 1, 1, 1)  # the first mask makes S · N rows of N
+
+    def _shortcut(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            x = F.avg_pool2d(x, self.stride, ceil_mode=True, count_include_pad=False)
+        low = self.widening // 2
+        return F.pad(x, (0, 0, 0, 0, low, self.widening - low)) if self.widening else x
+
+
+def batch_norm(width: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(width, eps=1e-3)
