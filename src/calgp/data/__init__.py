@@ -1,0 +1,10 @@
+"""Pictures: published image sets, folders of one's own, and the small sets that come with calgp."""
+
+from .datasets import from_dataset
+from .download import download
+from .folder import Folder
+from .images import Images
+from .source import data_directory
+from .sources import SOURCES, load, open_source
+
+__all__ = ["SOURCES", "Folder", "Images", "data_directory", "download", "from_dataset", "load", "open_source"]

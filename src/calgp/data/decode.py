@@ -1,0 +1,81 @@
+"""Picture files as arrays: the one place where Pillow opens what a user hands in."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from calgp.errors import CalgpError
+
+from .images import Colour
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "GIF", "WEBP", "TIFF")  # no other decoder sees the file, whatever its name
+_GREY = {"1", "L", "LA", "La"}
+_ROTATED = {5, 6, 7, 8}  # EXIF orientations that exchange width and height
+_ORIENTATION = 0x0112
+
+
+def read_picture(file: Path | IO[bytes], *, name: str, size: int | None, colour: Colour | None) -> np.ndarray:
+    """A picture file as uint8 [C, H, W]: upright (EXIF), on white where transparent, stretched to `size` × `size`.
+
+    Raises:
+        CalgpError: `name` is no picture that can be decoded, or is so large that it may be an attack.
+    """
+    with warnings.catch_warnings():
+        _strict_about_bombs()
+        try:
+            with Image.open(file, formats=_FORMATS) as picture:
+                return picture_array(ImageOps.exif_transpose(picture), size=size, colour=colour)
+        except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
+            raise CalgpError(f"{name} is not a readable picture ({str(error) or type(error).__name__})") from error
+
+
+def survey(path: Path) -> tuple[bool, tuple[int, int]] | None:
+    """(is grey, (width, height)) from the header alone; None where it cannot be read, which decoding will report."""
+    with warnings.catch_warnings():
+        _strict_about_bombs()
+        try:
+            with Image.open(path, formats=_FORMATS) as picture:
+                width, height = picture.size
+                rotated = picture.getexif().get(_ORIENTATION) in _ROTATED
+                return is_grey(picture), (height, width) if rotated else (width, height)
+        except Exception:
+            return None
+
+
+def is_grey(picture: Image.Image) -> bool:
+    return picture.mode in _GREY or picture.mode.startswith("I")
+
+
+def picture_array(picture: Image.Image, *, size: int | None = None, colour: Colour | None = None) -> np.ndarray:
+    """A Pillow picture as uint8 [C, H, W]; its own colour (one channel where grey) unless one is given."""
+    target = {"grey": "L", "rgb": "RGB"}[colour or ("grey" if is_grey(picture) else "rgb")]
+    flat = _flat(picture).convert(target)
+    if size is not None and flat.size != (size, size):
+        flat = flat.resize((size, size), Image.Resampling.BILINEAR)
+    array = np.array(flat, np.uint8)
+    return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _flat(picture: Image.Image) -> Image.Image:
+    """Eight bits a channel and nothing transparent."""
+    if picture.mode.startswith("I"):  # 16-bit grey: 0 … 65535 to 0 … 255
+        wide = np.asarray(picture).astype(np.int64).clip(0, 65535)
+        return Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+    if picture.mode == "F":
+        raise CalgpError("its pixels are floats, whose range is not known")
+    if not picture.has_transparency_data:
+        return picture
+    opaque = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
+
+
+def _strict_about_bombs() -> None:
+    """Pillow only warns of a picture that unfolds to gigabytes; what else it warns of (odd metadata) is harmless."""
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -1,0 +1,193 @@
+"""A reader of the few pickles that CIFAR is published in. It can run no code: it calls nothing that a file names.
+
+`pickle.load` executes what the file says. Here the opcodes are interpreted one by one: containers, texts, numbers and
+uint8 arrays are built by this file itself, the names of NumPy's rebuilding functions are compared and never looked up,
+and every other opcode is refused.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from calgp.errors import CalgpError
+
+
+class _Name(Enum):
+    """A global that a pickle may mention; it stands for an idea and is no function."""
+
+    RECONSTRUCT = "numpy.core.multiarray _reconstruct"
+    RECONSTRUCT_2 = "numpy._core.multiarray _reconstruct"
+    NDARRAY = "numpy ndarray"
+    DTYPE = "numpy dtype"
+    ENCODE = "_codecs encode"
+
+
+@dataclass
+class _Array:
+    """An array between its creation (REDUCE) and its content (BUILD)."""
+
+    value: np.ndarray | None = None
+
+
+_MARK = object()
+_UINT8 = object()
+_LITERALS = {
+    "BININT", "BININT1", "BININT2", "LONG1",
+    "SHORT_BINSTRING", "BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+}  # fmt: skip
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "MARK": lambda: _MARK}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def read_pickle(data: bytes) -> dict[str, Any]:
+    """The dict that a CIFAR pickle holds: texts, ints, lists, and uint8 arrays as values.
+
+    Raises:
+        CalgpError: the pickle is damaged, or holds anything else. The message names the cause, not the file.
+    """
+    reader = _Reader(budget=len(data))
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            reader.step(opcode.name, argument)
+        return _plain(reader.pop())
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise CalgpError(f"damaged pickle ({type(error).__name__}: {error})") from error
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """The finished dict with real arrays in it."""
+    if not isinstance(value, dict):
+        raise CalgpError(f"the pickle holds a {type(value).__name__} instead of a dict")
+    return {key: item.value if isinstance(item, _Array) else item for key, item in value.items()}
+
+
+def _text(value: Any) -> str:
+    """A text; Python 2's strings may come as bytes. Never a container: hashing or printing one could take for ever."""
+    if not isinstance(value, str | bytes):
+        raise ValueError("text expected")
+    return value.decode("latin1") if isinstance(value, bytes) else value
+
+
+class _Reader:
+    """The pickle machine: a stack, a memo, and no way out."""
+
+    def __init__(self, budget: int) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.budget = budget  # bytes that texts may still be encoded to: a memo could ask for one text endlessly
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _LITERALS:
+            self.stack.append(argument)
+        elif name in _CONSTANTS:
+            self.stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            self.stack.append(_EMPTY[name]())
+        elif name in _TUPLES:
+            self.stack.append(tuple(reversed([self.pop() for _ in range(_TUPLES[name])])))
+        elif name not in _ACTIONS:
+            raise CalgpError(f"the pickle uses {name}, which image sets do not need and calgp does not run")
+        else:
+            _ACTIONS[name](self, argument)
+
+    def pop(self) -> Any:
+        if not self.stack or self.stack[-1] is _MARK:
+            raise ValueError("a value is missing")
+        return self.stack.pop()
+
+    def pop_to_mark(self) -> list[Any]:
+        items = []
+        while self.stack[-1] is not _MARK:
+            items.append(self.stack.pop())
+        self.stack.pop()
+        return items[::-1]
+
+    def top(self, kind: type) -> Any:
+        if not isinstance(self.stack[-1], kind):
+            raise ValueError(f"{kind.__name__} expected")
+        return self.stack[-1]
+
+    def nothing(self, _: Any) -> None:
+        """PROTO and FRAME say how the pickle is cut; STOP ends it, and `genops` with it."""
+
+    def put(self, key: int | None) -> None:
+        self.memo[len(self.memo) if key is None else key] = self.stack[-1]
+
+    def get(self, key: int) -> None:
+        self.stack.append(self.memo[key])
+
+    def tuple_(self, _: Any) -> None:
+        self.stack.append(tuple(self.pop_to_mark()))
+
+    def append(self, _: Any) -> None:
+        value = self.pop()
+        self.top(list).append(value)
+
+    def appends(self, _: Any) -> None:
+        values = self.pop_to_mark()
+        self.top(list).extend(values)
+
+    def set_item(self, _: Any) -> None:
+        value, key = self.pop(), self.pop()
+        self.top(dict)[_text(key)] = value
+
+    def set_items(self, _: Any) -> None:
+        items = self.pop_to_mark()
+        self.top(dict).update(zip(map(_text, items[::2]), items[1::2], strict=True))
+
+    def name(self, text: str) -> None:
+        try:
+            self.stack.append(_Name(text))
+        except ValueError:
+            raise CalgpError(f"the pickle wants to use {text[:80]!r}; calgp runs nothing that a file names") from None
+
+    def stack_name(self, _: Any) -> None:
+        name, module = self.pop(), self.pop()
+        self.name(f"{_text(module)} {_text(name)}")
+
+    def reduce(self, _: Any) -> None:
+        arguments, function = self.pop(), self.pop()
+        if function in (_Name.RECONSTRUCT, _Name.RECONSTRUCT_2) and arguments[0] is _Name.NDARRAY:
+            self.stack.append(_Array())
+        elif function is _Name.DTYPE and arguments[0] in ("u1", "|u1"):
+            self.stack.append(_UINT8)
+        elif function is _Name.ENCODE and arguments[1] == "latin1":
+            self.stack.append(self.encode(arguments[0]))
+        else:
+            raise CalgpError("the pickle builds something other than an array of uint8")
+
+    def encode(self, text: str) -> bytes:
+        """Latin-1 text as bytes: so come Python 2's strings, and Python 3's bytes at protocol 2 (`_codecs.encode`)."""
+        self.budget -= len(text)
+        if self.budget < 0:
+            raise CalgpError("the pickle unfolds to more than its own size")
+        return text.encode("latin1")
+
+    def build(self, _: Any) -> None:
+        state, target = self.pop(), self.stack[-1]
+        if target is _UINT8:
+            return  # byte order and alignment: a byte has none
+        if not isinstance(target, _Array) or target.value is not None:
+            raise CalgpError("the pickle builds something other than an array of uint8")
+        _, shape, dtype, fortran, content = state
+        if dtype is not _UINT8 or not all(isinstance(size, int) and size >= 0 for size in shape):
+            raise CalgpError("the pickle holds an array that is not of uint8")
+        values = np.frombuffer(self.encode(content) if isinstance(content, str) else content, np.uint8)
+        target.value = values.reshape(shape, order="F" if fortran else "C")
+
+
+_ACTIONS = {
+    "PROTO": _Reader.nothing, "FRAME": _Reader.nothing, "STOP": _Reader.nothing,
+    "BINPUT": _Reader.put, "LONG_BINPUT": _Reader.put, "MEMOIZE": _Reader.put,
+    "BINGET": _Reader.get, "LONG_BINGET": _Reader.get,
+    "TUPLE": _Reader.tuple_, "APPEND": _Reader.append, "APPENDS": _Reader.appends,
+    "SETITEM": _Reader.set_item, "SETITEMS": _Reader.set_items,
+    "GLOBAL": _Reader.name, "STACK_GLOBAL": _Reader.stack_name, "REDUCE": _Reader.reduce, "BUILD": _Reader.build,
+}  # fmt: skip

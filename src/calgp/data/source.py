@@ -1,0 +1,52 @@
+"""What a source of pictures is, and where its files lie."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from calgp.errors import CalgpError
+
+from .images import Images
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(ABC):
+    """A named set of labelled pictures; `classes`, `channels` and `size` are None where only the files can tell."""
+
+    name: str
+    description: str
+    classes: int | None = None
+    channels: int | None = None
+    size: int | None = None
+    splits: tuple[Split, ...] = ("train", "test")
+
+    @abstractmethod
+    def load(self, split: Split, directory: Path | None = None) -> Images:
+        """The pictures of one part; `directory` as for `data_directory`."""
+
+    @abstractmethod
+    def is_here(self, directory: Path | None = None) -> bool:
+        """Whether the files are there to be loaded."""
+
+    def check_split(self, split: str) -> None:
+        if split not in self.splits:
+            parts = " and ".join(map(repr, self.splits))
+            raise CalgpError(
+                f"{self.name} has no {split!r} part, only {parts}; load that one, or train on another set."
+            )
+
+
+def data_directory(option: Path | None = None) -> Path:
+    """Where image sets are kept: `option`, else $CALGP_DATA, else calgp's folder in the user's cache."""
+    if option is not None:
+        return Path(option).expanduser()
+    if named := os.environ.get("CALGP_DATA"):
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "calgp"
