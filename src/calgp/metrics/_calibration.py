@@ -132,7 +132,7 @@ def classwise_reliability(log_probs: Float[Tensor, "N Q"], y: Integer[Tensor, "N
     edges = _equal_width(bins).to(log_probs.device)
     count, correct, total = _empty(log_probs.shape[-1], bins, log_probs.device)
     for _, _, p, label in checked_chunks(log_probs.detach(), y):
-        hit = torch.zeros_like(p, dtype=torch.bool).scatter_(1, label, True)
+        hit = torch.zeros_like(p, dtype=torch.bool).scatter_(0, label, True)
         part = _count(p, hit, edges, closed="right", certain="kept")
         count, correct, total = count + part[0], correct + part[1], total + part[2]
     return Reliability(edges, count, correct, total, n=len(log_probs))
@@ -191,7 +191,7 @@ def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "M+1"], *, closed: str, c
     cells = len(edges) - (1 if certain == "kept" else 0)
     count, correct, total = _empty(1, cells, edges.device)
     for rows in row_slices(outcomes.confidence):
-        confidence, hit = outcomes.confidence[rows, None], outcomes.correct[rows, None]
+        confidence, hit = outcomes.confidence[None, rows], outcomes.correct[None, rows]
         part = _count(confidence, hit, edges, closed=closed, certain=certain)
         count, correct, total = count + part[0], correct + part[1], total + part[2]
     keep = cells - 1 if certain == "lost" else cells
@@ -201,17 +201,17 @@ def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "M+1"], *, closed: str, c
 
 
 def _count(
-    confidence: Float[Tensor, "n G"],
-    hit: Bool[Tensor, "n G"],
+    confidence: Float[Tensor, "G n"],
+    hit: Bool[Tensor, "G n"],
     edges: Float[Tensor, "M+1"],
     *,
     closed: str,
     certain: str,
 ) -> Counts:
     inner = (edges[1:-1] if certain == "kept" else edges[1:]).to(confidence.dtype)
-    groups, cells = confidence.shape[1], len(inner) + 1
+    groups, cells = len(confidence), len(inner) + 1
     cell = torch.bucketize(confidence, inner, right=closed == "left")
-    cell += cells * torch.arange(groups, device=cell.device)
+    cell += cells * torch.arange(groups, device=cell.device)[:, None]
     key = cell.mul_(2).add_(hit).flatten()  # (group, bin, correct?) as one number: two passes give all three counts
     count = torch.bincount(key, minlength=2 * groups * cells).reshape(groups, cells, 2)
     total = torch.zeros(2 * groups * cells, dtype=torch.float64, device=key.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from calgp.errors import CalgpError
 
 # Probabilities held at a time: a few such temporaries stay inside a CPU's cache; a GPU wants fewer, larger launches.
-CPU_CHUNK, GPU_CHUNK = 1 << 16, 1 << 24
+CPU_CHUNK, GPU_CHUNK = 1 << 17, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,12 @@ def outcomes(log_probs: Float[Tensor, "N Q"], y: Integer[Tensor, "N"]) -> Outcom
     columns = torch.empty(4, len(log_probs), dtype=_working_dtype(log_probs), device=log_probs.device)
     correct = torch.empty(len(log_probs), dtype=torch.bool, device=log_probs.device)
     for rows, log_p, p, label in checked_chunks(log_probs, y):
-        top, prediction = log_p.max(-1)
-        label_log_prob = log_p.gather(1, label)  # [n, 1]
-        columns[0, rows] = top.exp().clamp(max=1)
-        correct[rows] = prediction == label[:, 0]
-        columns[1, rows] = label_log_prob[:, 0]
+        label_log_prob = log_p.gather(0, label)  # [1, n]
+        columns[1, rows] = label_log_prob
         columns[3, rows] = _entropy(log_p, p)
         # Σ_k (y_k − g_k)²; g_y − 1 as expm1(log g_y), as a subtraction would lose the digits of certain predictions
-        columns[2, rows] = p.scatter_(1, label, label_log_prob.expm1()).square_().sum(-1)
+        columns[2, rows] = p.scatter_(0, label, label_log_prob.expm1()).square_().sum(0)
+        columns[0, rows], correct[rows] = _confidence(log_p, label, label_log_prob)
     return Outcomes(columns[0], correct, columns[1], columns[2], columns[3], classes=log_probs.shape[1])
 
 
@@ -122,25 +120,28 @@ def entropy(log_probs: Float[Tensor, "... Q"]) -> Float[Tensor, "..."]:
     rows = log_probs.reshape(-1, log_probs.shape[-1])
     result = torch.empty(len(rows), dtype=dtype, device=rows.device)
     for part in row_slices(rows):
-        log_p = rows[part].to(dtype)
+        log_p = _columns(rows[part], dtype)
         result[part] = _entropy(log_p, log_p.exp())
     return result.reshape(log_probs.shape[:-1])
 
 
 def checked_chunks(
     log_probs: Float[Tensor, "N Q"], y: Integer[Tensor, "N"]
-) -> Iterator[tuple[slice, Float[Tensor, "n Q"], Float[Tensor, "n Q"], Int[Tensor, "n 1"]]]:
-    """Rows, log-probabilities, probabilities (the caller's to overwrite) and labels, some at a time and checked."""
+) -> Iterator[tuple[slice, Float[Tensor, "Q n"], Float[Tensor, "Q n"], Int[Tensor, "1 n"]]]:
+    """Rows, log-probabilities, probabilities and labels, some at a time and checked; the caller may overwrite them.
+
+    Classes come first: sums over a few classes are then sums of long vectors.
+    """
     _check_shapes(log_probs, y)
     dtype = _working_dtype(log_probs)
     tolerance = max(1e-3, 4 * torch.finfo(log_probs.dtype).eps)  # half precision cannot do better than its own steps
     for rows in row_slices(log_probs):
-        log_p = log_probs[rows].to(dtype)
+        log_p = _columns(log_probs[rows], dtype)
         p = log_p.exp()
-        off = (p.sum(-1) - 1).abs().amax()
+        off = (p.sum(0) - 1).abs().amax()
         if not off <= tolerance:  # also when it is NaN
             raise CalgpError(_not_normalised(log_p, p, rows.start, tolerance))
-        yield rows, log_p, p, y[rows, None].to(log_p.device, torch.long)
+        yield rows, log_p, p, y[rows].to(log_p.device, torch.long)[None]
 
 
 def row_slices(values: Tensor) -> Iterator[slice]:
@@ -161,9 +162,29 @@ def _working_dtype(log_probs: Tensor) -> torch.dtype:
     return torch.promote_types(log_probs.dtype, torch.float32)
 
 
-def _entropy(log_p: Float[Tensor, "n Q"], p: Float[Tensor, "n Q"]) -> Float[Tensor, "n"]:
-    finite = log_p.clamp(min=torch.finfo(log_p.dtype).min)  # 0 log 0 = 0, not 0 · −∞
-    return 0 - finite.mul_(p).sum(-1)  # not −x, which makes −0 of 0
+def _columns(log_probs: Float[Tensor, "n Q"], dtype: torch.dtype) -> Float[Tensor, "Q n"]:
+    # A transposed copy; with many classes a view of rows is as fast as one of columns, and transposing is not free.
+    n, classes = log_probs.shape
+    shape = (classes, n) if classes < 64 else (n, classes)
+    copy = torch.empty(shape, dtype=dtype, device=log_probs.device)
+    copy = copy if classes < 64 else copy.t()
+    return copy.copy_(log_probs.t()).clamp_(min=torch.finfo(dtype).min)  # finite, as 0 log 0 = 0 is not 0 · −∞
+
+
+def _confidence(
+    log_p: Float[Tensor, "Q n"], label: Int[Tensor, "1 n"], label_log_prob: Float[Tensor, "1 n"]
+) -> tuple[Float[Tensor, "n"], Bool[Tensor, "n"]]:
+    # The label against the best of the others: much faster than an argmax, which is left to settle ties.
+    others = log_p.scatter_(0, label, -torch.inf).amax(0)
+    mine = label_log_prob[0]
+    correct, tie = mine > others, mine == others
+    if tie.any():
+        correct[tie] = log_p.scatter_(0, label, label_log_prob)[:, tie].argmax(0) == label[0, tie]
+    return torch.maximum(mine, others).exp().clamp(max=1), correct
+
+
+def _entropy(log_p: Float[Tensor, "Q n"], p: Float[Tensor, "Q n"]) -> Float[Tensor, "n"]:
+    return 0 - (p * log_p).sum(0)  # not −x, which makes −0 of 0
 
 
 def _mean(column: Tensor) -> Float[Tensor, ""]:
@@ -191,10 +212,11 @@ def _check_shapes(log_probs: Tensor, y: Tensor) -> None:
         )
 
 
-def _not_normalised(log_p: Tensor, p: Tensor, start: int, tolerance: float) -> str:
-    total = p.sum(-1)
+def _not_normalised(log_p: Float[Tensor, "Q n"], p: Float[Tensor, "Q n"], start: int, tolerance: float) -> str:
+    total = p.sum(0)
     row = int((~((total - 1).abs() <= tolerance)).nonzero()[0])
-    probabilities = bool((log_p[row] >= 0).all() and (log_p[row].sum() - 1).abs() <= tolerance)
+    values = log_p[:, row]
+    probabilities = bool((values >= 0).all() and (values.sum() - 1).abs() <= tolerance)
     advice = (
         "these are probabilities: pass probs.log()" if probabilities else "if these are logits, pass log_softmax(-1)"
     )
