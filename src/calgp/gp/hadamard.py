@@ -1,10 +1,10 @@
 """The Walsh–Hadamard transform, by small dense factors."""
 
-import functools
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from calgp.gp.constants import constant
 
 FACTOR = 64  # two products with a 64 × 64 matrix beat twelve butterflies over 4096 numbers: the work stays in the cache
 
@@ -24,7 +24,7 @@ def hadamard_transform(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"
     return hadamard_transform(x.mT).mT.flatten(-2)
 
 
-@functools.cache
+@constant
 def _hadamard_matrix(d: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "d d"]:
     """H̃_ij = (−1)^(number of ones shared by i and j in binary)."""
     i = torch.arange(d, device=device)

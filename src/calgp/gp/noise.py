@@ -5,13 +5,14 @@ size, the chunk of samples, the order of the images or the number of processes, 
 The function is a counter-based hash that gives 64 bits at a time, which is also the cheapest way to draw masks.
 """
 
-import functools
 import hashlib
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from calgp.gp.constants import constant
 
 PLANES = 16  # keep probabilities are rounded to multiples of 2^-16; ½, ¾, … need one, two, … planes of bits
 
@@ -70,7 +71,7 @@ def _planes(keep: float) -> list[bool]:
     return digits[digits.index(True) :]
 
 
-@functools.cache
+@constant
 def _byte_table(device: torch.device, dtype: torch.dtype) -> Float[Tensor, "256 8"]:
     """Row b holds the eight bits of byte b as numbers: a look-up turns bits into a mask eight at a time."""
     return (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1).to(dtype)
