@@ -149,7 +149,8 @@ def predict_batches(
     samples = samples if model.sites() else 1  # without a mask every sample is the same
     for x, rows in batches:
         with evaluating(model), torch.no_grad():
-            yield _predict_batch(model, x, rows, samples, seed, memory)
+            predictive = _predict_batch(model, x, rows, samples, seed, memory)
+        yield predictive  # outside: the caller goes on with gradients, and with the model as it was
 
 
 def _predict_batch(model: Model, x: Tensor, rows: Tensor, samples: int, seed: int, memory: int) -> Predictive:
