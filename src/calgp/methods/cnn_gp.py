@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from calgp.errors import CalgpError
-from calgp.gp import DeepGP, Latent, Masking, Model, Noise, RandomFeatureGP, Softmax, Theta
+from calgp.gp import FREQUENCIES, KERNELS, DeepGP, Latent, Masking, Model, Noise, RandomFeatureGP, Softmax, Theta
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
 from calgp.nets import Backbone, Features, Task
@@ -55,6 +55,10 @@ class CnnGp(Method):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
+        for name, known in (("frequencies", FREQUENCIES), ("kernel", KERNELS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise CalgpError(f"{name}={value!r} is not known; it is one of {', '.join(known)}.")
         if self.kernel == "arc-cosine-0":
             raise CalgpError(
                 "kernel='arc-cosine-0' passes no gradient to the convolutional features, which are trained here; "
