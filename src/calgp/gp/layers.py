@@ -110,7 +110,7 @@ class DeepGP(nn.Module):
         return f
 
     def kl(self) -> Float[Tensor, ""]:
-        return torch.stack([layer.kl() for layer in self.layers]).sum()
+        return torch.stack([layer.kl() for layer in dict.fromkeys(self.layers)]).sum()  # a layer used twice costs once
 
 
 def make_kernel(name: str, d: int, theta: Theta) -> Kernel:
