@@ -10,7 +10,7 @@ from torch import Tensor
 from calgp.errors import CalgpError
 
 from ._ood import OutOfDistribution, detection, ranks
-from ._outcomes import Outcomes
+from ._outcomes import Outcomes, check_some
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ def bootstrap(
     True
     """
     _check(resamples, level)
+    check_some(outcomes)
     generator = torch.Generator().manual_seed(seed)
     device = outcomes.confidence.device
     values = [metric(outcomes.take(_draw(len(outcomes), generator).to(device))) for _ in range(resamples)]

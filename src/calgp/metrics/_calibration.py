@@ -10,7 +10,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 
-from ._outcomes import Outcomes, check_choice, checked_chunks, row_slices
+from ._outcomes import Outcomes, check_choice, check_some, checked_chunks, row_slices
 
 Confidence = Literal["mean", "midpoint"]
 Binning = Literal["equal-width", "equal-mass"]
@@ -63,6 +63,9 @@ class Reliability:
     @staticmethod
     def merge(parts: Iterable["Reliability"]) -> "Reliability":
         """Add up the counts of batches or ranks, which need the same bins."""
+        parts = list(parts)
+        if not parts:
+            raise CalgpError("expected at least one reliability to merge, got none.")
         first, *others = parts
         for part in others:
             if not torch.equal(part.edges, first.edges):
@@ -91,6 +94,7 @@ def reliability(outcomes: Outcomes, *, bins: int = 20, binning: Binning = "equal
     """
     check_choice("binning", binning, ("equal-width", "equal-mass"))
     _check_bins(bins)
+    check_some(outcomes)
     edges = _equal_width(bins) if binning == "equal-width" else _equal_mass(outcomes.confidence, bins)
     return _tabulate(outcomes, edges.to(outcomes.confidence.device), closed="right", certain="kept")
 
@@ -129,6 +133,7 @@ def classwise_reliability(log_probs: Float[Tensor, "N Q"], y: Integer[Tensor, "N
             [1, 0]])
     """
     _check_bins(bins)
+    check_some(log_probs)
     edges = _equal_width(bins).to(log_probs.device)
     count, correct, total = _empty(log_probs.shape[-1], bins, log_probs.device)
     for _, _, p, label in checked_chunks(log_probs.detach(), y):
@@ -157,7 +162,7 @@ class EcePreset:
     confidence: Confidence
     closed: Literal["right", "left"]  # (a, b] or [a, b)
     certain: Literal["kept", "apart", "lost"]  # p = 1: in the last bin, in a bin of its own, in none but counted in N
-    edges: Literal["k/M", "linspace"]  # correctly rounded, or what torch.linspace makes of them
+    edges: Literal["k/M", "linspace"]  # correctly rounded, or by torch.linspace in float32, where confidences follow
 
 
 ECE_PRESETS = {
@@ -177,17 +182,17 @@ def preset_ece(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, ""]:
     >>> preset_ece(certain_but_wrong, ECE_PRESETS["guo"]), preset_ece(certain_but_wrong, ECE_PRESETS["authors"])
     (tensor(0.7500, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
     """
+    check_some(outcomes)
     edges = _equal_width(preset.bins)
     if preset.edges == "linspace":
-        edges = torch.linspace(0, 1, preset.bins + 1, dtype=outcomes.confidence.dtype).double()
+        edges = torch.linspace(0, 1, preset.bins + 1, dtype=torch.float32).double()
+        outcomes = replace(outcomes, confidence=outcomes.confidence.float())
     edges = edges.to(outcomes.confidence.device)
     table = _tabulate(outcomes, edges, closed=preset.closed, certain=preset.certain)
     return table.ece(confidence=preset.confidence)
 
 
 def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "M+1"], *, closed: str, certain: str) -> Reliability:
-    if not len(outcomes):
-        raise CalgpError("expected at least one prediction, got none.")
     cells = len(edges) - (1 if certain == "kept" else 0)
     count, correct, total = _empty(1, cells, edges.device)
     for rows in row_slices(outcomes.confidence):
@@ -210,6 +215,7 @@ def _count(
 ) -> Counts:
     inner = (edges[1:-1] if certain == "kept" else edges[1:]).to(confidence.dtype)
     groups, cells = len(confidence), len(inner) + 1
+    confidence = confidence.contiguous()  # bucketize warns otherwise
     cell = torch.bucketize(confidence, inner, right=closed == "left")
     cell += cells * torch.arange(groups, device=cell.device)[:, None]
     key = cell.mul_(2).add_(hit).flatten()  # (group, bin, correct?) as one number: two passes give all three counts
@@ -230,8 +236,6 @@ def _equal_width(bins: int) -> Float[Tensor, "M+1"]:
 
 def _equal_mass(confidence: Float[Tensor, "N"], bins: int) -> Float[Tensor, "M+1"]:
     # The k-th edge is the ⌈kN/M⌉-th smallest confidence.
-    if not len(confidence):
-        raise CalgpError("expected at least one prediction, got none.")
     ranks = (torch.arange(1, bins) * len(confidence) + bins - 1) // bins - 1
     inner = confidence.sort().values[ranks.to(confidence.device)].double()
     return torch.cat([inner.new_zeros(1), inner, inner.new_ones(1)])

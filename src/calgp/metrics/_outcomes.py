@@ -1,6 +1,6 @@
 """Each prediction reduced to a few numbers, chunk by chunk, and the means of those numbers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -68,7 +68,7 @@ def outcomes(log_probs: Float[Tensor, "N Q"], y: Integer[Tensor, "N"]) -> Outcom
     columns = torch.empty(4, len(log_probs), dtype=_working_dtype(log_probs), device=log_probs.device)
     correct = torch.empty(len(log_probs), dtype=torch.bool, device=log_probs.device)
     for rows, log_p, p, label in checked_chunks(log_probs, y):
-        label_log_prob = log_p.gather(0, label)  # [1, n]
+        label_log_prob = log_probs[rows].t().gather(0, label).to(log_p.dtype)  # [1, n]
         columns[1, rows] = label_log_prob
         columns[3, rows] = _entropy(log_p, p)
         # Σ_k (y_k − g_k)²; g_y − 1 as expm1(log g_y), as a subtraction would lose the digits of certain predictions
@@ -130,7 +130,8 @@ def checked_chunks(
 ) -> Iterator[tuple[slice, Float[Tensor, "Q n"], Float[Tensor, "Q n"], Int[Tensor, "1 n"]]]:
     """Rows, log-probabilities, probabilities and labels, some at a time and checked; the caller may overwrite them.
 
-    Classes come first: sums over a few classes are then sums of long vectors.
+    Classes come first: sums over a few classes are then sums of long vectors. −∞ has become the least finite number,
+    as 0 log 0 = 0 is not 0 · −∞.
     """
     _check_shapes(log_probs, y)
     dtype = _working_dtype(log_probs)
@@ -158,6 +159,12 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise CalgpError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}.")
 
 
+def check_some(rows: Sized) -> None:
+    """Refuse to average over nothing."""
+    if not len(rows):
+        raise CalgpError("expected at least one prediction, got none.")
+
+
 def _working_dtype(log_probs: Tensor) -> torch.dtype:
     return torch.promote_types(log_probs.dtype, torch.float32)
 
@@ -168,7 +175,7 @@ def _columns(log_probs: Float[Tensor, "n Q"], dtype: torch.dtype) -> Float[Tenso
     shape = (classes, n) if classes < 64 else (n, classes)
     copy = torch.empty(shape, dtype=dtype, device=log_probs.device)
     copy = copy if classes < 64 else copy.t()
-    return copy.copy_(log_probs.t()).clamp_(min=torch.finfo(dtype).min)  # finite, as 0 log 0 = 0 is not 0 · −∞
+    return copy.copy_(log_probs.t()).clamp_(min=torch.finfo(dtype).min)
 
 
 def _confidence(
@@ -188,8 +195,7 @@ def _entropy(log_p: Float[Tensor, "Q n"], p: Float[Tensor, "Q n"]) -> Float[Tens
 
 
 def _mean(column: Tensor) -> Float[Tensor, ""]:
-    if not len(column):
-        raise CalgpError("expected at least one prediction, got none.")
+    check_some(column)
     return column.mean(dtype=torch.float64)
 
 
