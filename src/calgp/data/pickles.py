@@ -7,7 +7,9 @@ and every other opcode is refused.
 
 from __future__ import annotations
 
+import io
 import pickletools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -34,6 +36,7 @@ class _Array:
     value: np.ndarray | None = None
 
 
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _MARK = object()
 _UINT8 = object()
 _LITERALS = {
@@ -54,11 +57,25 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     """
     reader = _Reader(budget=len(data))
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            reader.step(opcode.name, argument)
+        for name, argument in _steps(io.BytesIO(data)):
+            reader.step(name, argument)
         return _plain(reader.pop())
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CalgpError(f"damaged pickle ({type(error).__name__}: {error})") from error
+
+
+def _steps(stream: io.BytesIO) -> Iterator[tuple[str, Any]]:
+    """Opcodes and their arguments up to STOP. An opcode is judged before its argument is read, unlike in `genops`."""
+    while (opcode := _OPCODES.get(stream.read(1).decode("latin1"))) is not None:
+        if opcode.name == "STOP":
+            return
+        if opcode.name not in _ALLOWED:
+            raise CalgpError(f"the pickle uses {opcode.name}, which image sets do not need and calgp does not run")
+        if opcode.name == "GLOBAL":  # pickletools would undo escapes in it, which `pickle` does not
+            yield "GLOBAL", b" ".join(stream.readline().rstrip(b"\n") for _ in range(2)).decode("latin1")
+        else:
+            yield opcode.name, opcode.arg.reader(stream) if opcode.arg else None
+    raise ValueError("no pickle, or one without an end")
 
 
 def _plain(value: Any) -> dict[str, Any]:
@@ -92,8 +109,6 @@ class _Reader:
             self.stack.append(_EMPTY[name]())
         elif name in _TUPLES:
             self.stack.append(tuple(reversed([self.pop() for _ in range(_TUPLES[name])])))
-        elif name not in _ACTIONS:
-            raise CalgpError(f"the pickle uses {name}, which image sets do not need and calgp does not run")
         else:
             _ACTIONS[name](self, argument)
 
@@ -115,7 +130,7 @@ class _Reader:
         return self.stack[-1]
 
     def nothing(self, _: Any) -> None:
-        """PROTO and FRAME say how the pickle is cut; STOP ends it, and `genops` with it."""
+        """PROTO and FRAME only say how the pickle is written."""
 
     def put(self, key: int | None) -> None:
         self.memo[len(self.memo) if key is None else key] = self.stack[-1]
@@ -184,10 +199,11 @@ class _Reader:
 
 
 _ACTIONS = {
-    "PROTO": _Reader.nothing, "FRAME": _Reader.nothing, "STOP": _Reader.nothing,
+    "PROTO": _Reader.nothing, "FRAME": _Reader.nothing,
     "BINPUT": _Reader.put, "LONG_BINPUT": _Reader.put, "MEMOIZE": _Reader.put,
     "BINGET": _Reader.get, "LONG_BINGET": _Reader.get,
     "TUPLE": _Reader.tuple_, "APPEND": _Reader.append, "APPENDS": _Reader.appends,
     "SETITEM": _Reader.set_item, "SETITEMS": _Reader.set_items,
     "GLOBAL": _Reader.name, "STACK_GLOBAL": _Reader.stack_name, "REDUCE": _Reader.reduce, "BUILD": _Reader.build,
 }  # fmt: skip
+_ALLOWED = {*_LITERALS, *_CONSTANTS, *_EMPTY, *_TUPLES, *_ACTIONS}

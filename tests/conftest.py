@@ -1,0 +1,39 @@
+"""Where the real image sets are, for the tests that are marked `data`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+PACKED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """$CALGP_DATA, else the sets packed beside the repository, unpacked once for all test processes."""
+    if named := os.environ.get("CALGP_DATA"):
+        return Path(named)
+    if not (PACKED / "unpack.py").is_file():
+        pytest.skip("the real image sets are not here: set CALGP_DATA to the folder that holds them")
+    if importlib.util.find_spec("pillow_jxl") is None:
+        pytest.skip("unpacking the real image sets needs pillow-jxl-plugin")
+    return _unpacked(Path(tempfile.gettempdir()) / "calgp-data")
+
+
+def _unpacked(target: Path) -> Path:
+    import fcntl
+
+    target.mkdir(exist_ok=True)
+    done = target / ".complete"
+    with (target / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the second of two test processes waits for the first
+        if not done.exists():
+            subprocess.run([sys.executable, str(PACKED / "unpack.py"), str(target)], check=True, capture_output=True)
+            done.touch()
+    return target
