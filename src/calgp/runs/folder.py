@@ -1,0 +1,240 @@
+"""RunFolder: which file of a run is where. Every file appears whole or not at all."""
+
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, safe_open, save
+from torch import Tensor
+
+from calgp.errors import CalgpError
+from calgp.gp import Model
+from calgp.nets import Task
+from calgp.runs.run import Run, from_json, to_json
+
+FORMAT = 1  # of run.json; a run folder of another format is refused by name
+
+
+@dataclass(frozen=True)
+class Card:
+    """run.json: what was trained, on what, by what."""
+
+    run: Run
+    task: Task
+    classes: tuple[str, ...]
+    train_images: int
+    checksum: str  # of the training images
+    holdout_rows: tuple[int, ...]
+    environment: dict[str, Any]
+
+
+class RunFolder:
+    """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, predictions and scores."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def finished(self) -> bool:
+        """Whether the training has come to its end."""
+        return (self.path / "model.safetensors").is_file()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a training can be resumed here."""
+        return (self.path / "checkpoint.safetensors").is_file()
+
+    def create(self, card: Card) -> None:
+        """Make the folder and its run.json."""
+        with reporting(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        data = {
+            "format": FORMAT,
+            "run": to_json(card.run),
+            "task": asdict(card.task),
+            "classes": list(card.classes),
+            "train_images": card.train_images,
+            "checksum": card.checksum,
+            "holdout_rows": list(card.holdout_rows),
+            "environment": card.environment,
+        }
+        self._write_json("run.json", data)
+
+    def card(self) -> Card:
+        """run.json, checked."""
+        if not (self.path / "run.json").is_file():
+            raise CalgpError(
+                f"{self.path} is no run folder: it has no run.json. `calgp train --out {self.path}` makes one."
+            )
+        data = self._read_json("run.json")
+        version = data.get("format") if isinstance(data, dict) else None
+        if version != FORMAT:
+            writer = data.get("environment", {}).get("calgp", "unknown") if isinstance(data, dict) else "unknown"
+            raise CalgpError(
+                f"{self.path / 'run.json'} has format {version!r}, written by calgp {writer}; this calgp reads format "
+                f"{FORMAT}. Use the version that wrote it, or train again."
+            )
+        try:
+            return Card(
+                run=from_json(data["run"]),
+                task=Task(**data["task"]),
+                classes=tuple(data["classes"]),
+                train_images=int(data["train_images"]),
+                checksum=data["checksum"],
+                holdout_rows=tuple(data["holdout_rows"]),
+                environment=data["environment"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CalgpError(
+                f"{self.path / 'run.json'} is damaged ({error!r}); copy it again or train again."
+            ) from None
+
+    def model(self) -> Model:
+        """The trained model."""
+        if not self.finished:
+            hint = f"`calgp train --resume {self.path}` goes on" if self.interrupted else "train again"
+            raise CalgpError(f"{self.path} holds no finished model; {hint}.")
+        card = self.card()
+        model = build(card.run, card.task)
+        load_state(model, self.tensors("model.safetensors"), self.path / "model.safetensors")
+        return model
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a file of the folder."""
+        try:
+            return load_file(self.path / name)
+        except (OSError, SafetensorError) as error:
+            raise CalgpError(f"{self.path / name} cannot be read ({error}); copy it again or train again.") from None
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """The JSON that was stored beside the tensors of a file."""
+        try:
+            with safe_open(self.path / name, framework="pt") as file:
+                return json.loads((file.metadata() or {}).get("calgp", "{}"))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CalgpError(f"{self.path / name} cannot be read ({error}); copy it again or train again.") from None
+
+    def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
+        """Store tensors, with JSON beside them."""
+        tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        self._write(name, save(tensors, {"calgp": json.dumps(metadata or {})}))
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def append_log(self, record: dict[str, Any]) -> None:
+        """One line of log.jsonl."""
+        with reporting(self.path), (self.path / "log.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def log(self) -> list[dict[str, Any]]:
+        """log.jsonl. Of a step written twice (by a resumed run) the later line counts; a line cut off is left out."""
+        path = self.path / "log.jsonl"
+        records: dict[tuple[str, int], dict[str, Any]] = {}
+        for line in path.read_text().splitlines() if path.is_file() else []:
+            try:
+                record = json.loads(line)
+                records[record["kind"], record["step"]] = record
+            except (ValueError, KeyError, TypeError):
+                continue
+        return sorted(records.values(), key=lambda record: record["step"])
+
+    def write_evaluation(self, source: str, scores: dict[str, Any]) -> None:
+        self._write_json(f"scores-{slug(source)}.json", scores)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """What the run was evaluated on: the contents of its scores-*.json."""
+        return [self._read_json(path.name) for path in sorted(self.path.glob("scores-*.json"))]
+
+    def predictions_name(self, source: str) -> str:
+        return f"predictions-{slug(source)}.safetensors"
+
+    def _write_json(self, name: str, data: dict[str, Any]) -> None:
+        self._write(name, (json.dumps(data, indent=1) + "\n").encode())
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CalgpError(f"{self.path / name} cannot be read ({error}); copy it again or train again.") from None
+
+    def _write(self, name: str, data: bytes) -> None:
+        with reporting(self.path):
+            write_whole(self.path / name, data)
+
+
+def build(run: Run, task: Task) -> Model:
+    """The model of a run, everything that is drawn once drawn from its seed."""
+    generator = torch.Generator().manual_seed(run.seed)
+    model = run.method.build(task, run.backbone, generator=generator)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def load_state(module: torch.nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Put tensors from a file into a module; those of another model are refused."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise CalgpError(f"{path} does not fit the model that run.json describes: {first}") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write aside, flush to the disk, rename: the file appears whole or not at all."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def reporting(path: Path) -> Iterator[None]:
+    """Failures of the file system, as one clear sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CalgpError(
+            f"Cannot write in {path}: {error.strerror or error}. Choose another folder with --out, or make room."
+        ) from None
+
+
+def environment(command: list[str] | None = None) -> dict[str, Any]:
+    """What a run was made by."""
+    from calgp import __version__
+
+    return {
+        "calgp": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "command": ["calgp", *sys.argv[1:]] if command is None else command,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def slug(source: str) -> str:
+    """A source's name as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", source).strip("-").lower()[-60:]

@@ -1,0 +1,148 @@
+"""Run: the whole description of one training, as data."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from calgp.errors import CalgpError
+from calgp.methods import METHODS, Method
+from calgp.nets import BACKBONES, Backbone
+
+Described = TypeVar("Described", Method, Backbone)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained, on what, how long; not where (device, precision and threads change no result on purpose).
+
+    method, backbone: what to build.
+    source: a data set by name, or folder:PATH; `size` and `colour` convert its images.
+    train_size: a balanced part of the training images; None means all of them.
+    holdout: the share of the training images kept for validation and calibration (0: none).
+    seed: of everything that is random: subset, hold-out, Ω, first weights, order of the data, masks.
+    epochs, steps: how long; `steps`, if given, decides.
+    learning_rate, schedule: constant, cosine (falling to 0) or one-cycle (rising for a quarter, then falling to 0).
+    kl_weight: factor of the KL term; 1 is the bound.
+    mc_samples: N_MC, the samples that estimate the likelihood term in a step.
+    """
+
+    method: Method
+    backbone: Backbone
+    source: str = "digits"
+    size: int | None = None
+    colour: Literal["grey", "rgb"] | None = None
+    train_size: int | None = None
+    holdout: float = 0.0
+    seed: int = 0
+    epochs: float = 10.0
+    steps: int | None = None
+    batch_size: int = 100
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "cosine", "one-cycle"] = "constant"
+    kl_weight: float = 1.0
+    mc_samples: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("size", "train_size", "steps", "batch_size", "mc_samples", "epochs", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise CalgpError(f"{name}={value} cannot be; it must be positive.")
+        if not 0 <= self.holdout < 1:
+            raise CalgpError(f"holdout={self.holdout} cannot be; it is a share of the training images, such as 0.1.")
+        if not 0 <= self.kl_weight < math.inf:
+            raise CalgpError(f"kl_weight={self.kl_weight} cannot be; it must be 0 or more.")
+        if not 0 <= self.seed < 2**63:
+            raise CalgpError(f"seed={self.seed} cannot be; it is a whole number from 0 to 2^63 - 1.")
+
+    def total_steps(self, n: int) -> int:
+        """Optimiser steps for n training images; the last batch of an epoch may be smaller."""
+        return self.steps if self.steps is not None else math.ceil(self.epochs * math.ceil(n / self.batch_size))
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """A pure function of the step, so that resuming needs no schedule state."""
+        done = step / steps
+        if self.schedule == "one-cycle" and done < 0.25:
+            return self.learning_rate * (0.04 + 0.96 * (1 - math.cos(math.pi * done / 0.25)) / 2)
+        if self.schedule == "one-cycle":
+            done = (done - 0.25) / 0.75
+        return self.learning_rate * (1 if self.schedule == "constant" else (1 + math.cos(math.pi * done)) / 2)
+
+    @property
+    def label(self) -> str:
+        """The method by its name in METHODS, with what differs from it."""
+        return _label(self.method, METHODS)
+
+    @property
+    def backbone_label(self) -> str:
+        """The network by its name in BACKBONES, with what differs from it."""
+        return _label(self.backbone, BACKBONES)
+
+
+def to_json(run: Run) -> dict[str, Any]:
+    """The run as plain data."""
+    data = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
+    return data | {name: _described(data[name]) for name in ("method", "backbone")}
+
+
+def from_json(data: dict[str, Any]) -> Run:
+    """The run of plain data (a run folder, a TOML file, the command line), checked."""
+    data = dict(data)
+    data["method"] = _undescribed(data.get("method", "cnn-gp-sorf"), METHODS, "method")
+    data["backbone"] = _undescribed(data.get("backbone", "lenet"), BACKBONES, "backbone")
+    chosen = {"method": data.pop("method"), "backbone": data.pop("backbone")}
+    return _validated(Run, data, "run", chosen)
+
+
+def _described(value: Any) -> dict[str, Any]:
+    return {"kind": type(value).__name__} | dataclasses.asdict(value)
+
+
+def _undescribed(data: Any, table: dict[str, Described], what: str) -> Described:
+    """A name in the table, or {kind: …, options …}, or {name: …, options …} for a variant of a ready value."""
+    if isinstance(data, str):
+        data = {"name": data}
+    if not isinstance(data, dict):
+        raise CalgpError(f"{what} must be a name or a table of options, not {data!r}.")
+    data = dict(data)
+    if "name" in data:
+        name = data.pop("name")
+        if name not in table:
+            raise CalgpError(f"There is no {what} {name!r}; there are {', '.join(table)}.")
+        data = _described(table[name]) | data
+    kinds = {type(value).__name__: type(value) for value in table.values()}
+    kind = data.pop("kind", None)
+    if kind not in kinds:
+        raise CalgpError(f"There is no kind of {what} {kind!r}; there are {', '.join(kinds)}.")
+    return _validated(kinds[kind], data, what)
+
+
+def _validated(kind: type, data: dict[str, Any], what: str, checked: dict[str, Any] | None = None) -> Any:
+    """A dataclass of untrusted values: unknown names and wrong types are refused by name."""
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    values = dict(checked or {})
+    for key, value in data.items():
+        if key not in names:
+            raise CalgpError(f"{what} has no option {key!r}; it has {', '.join(names) or 'none'}.")
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise CalgpError(f"{what} option {key}={value!r} cannot be: {reason[0].lower()}{reason[1:]}.") from None
+    return kind(**values)
+
+
+def _label(value: Any, table: dict[str, Any]) -> str:
+    """The nearest ready value's name, and the options that differ from it."""
+    options = dataclasses.asdict(value)
+    differences = {
+        name: {key: new for key, new in options.items() if new != dataclasses.asdict(ready)[key]}
+        for name, ready in table.items()
+        if type(ready) is type(value)
+    }
+    name = min(differences, key=lambda name: len(differences[name]))
+    return " ".join([name, *(f"{key}={new}" for key, new in differences[name].items())])
