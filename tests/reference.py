@@ -1,5 +1,8 @@
 """Naive NumPy versions of the mathematics: slow, literal, float64. The tests' second source of truth."""
 
+import itertools
+import math
+
 import numpy as np
 
 
@@ -73,3 +76,135 @@ def fpr95(inside, outside):
     """The smallest share of the inside flagged by a threshold that catches 95 % of the outside."""
     shares = [np.mean(inside >= t) for t in outside if 100 * np.sum(outside >= t) >= 95 * len(outside)]
     return min(shares)
+
+
+# The Gaussian processes and networks (calgp.gp, calgp.nets): double loops over NumPy arrays.
+
+
+def scaled(c, lengthscale):
+    """u = Λ^-½ c."""
+    return np.asarray(c, float) / np.asarray(lengthscale, float)
+
+
+def arc_cosine(c1, c2, order, sigma, lengthscale):
+    """k = (σ²/π) ‖u‖ᵖ ‖v‖ᵖ J_p(α) (Cho & Saul 2009)."""
+    k = np.zeros((len(c1), len(c2)))
+    for i, u in enumerate(scaled(c1, lengthscale)):
+        for j, v in enumerate(scaled(c2, lengthscale)):
+            norms = np.sqrt(u @ u) * np.sqrt(v @ v)
+            alpha = np.arccos(np.clip(u @ v / norms, -1, 1))
+            angular = (
+                np.pi - alpha,
+                np.sin(alpha) + (np.pi - alpha) * np.cos(alpha),
+                3 * np.sin(alpha) * np.cos(alpha) + (np.pi - alpha) * (1 + 2 * np.cos(alpha) ** 2),
+            )[order]
+            k[i, j] = sigma**2 / np.pi * norms**order * angular
+    return k
+
+
+def arc_cosine_integral(alpha, order, steps=200_000):
+    """2 E_ω[Θ(ω·u) Θ(ω·v) (ω·u)ᵖ (ω·v)ᵖ] for unit vectors at the angle α, by the midpoint rule over the angle of ω.
+
+    In polar coordinates of the plane of u and v the radius integrates to ∫ r^(2p+1) e^(−r²/2) dr = 2ᵖ p!.
+    """
+    theta = (np.arange(steps) + 0.5) / steps * 2 * np.pi
+    a, b = np.cos(theta), np.cos(theta - alpha)
+    integrand = np.where((a > 0) & (b > 0), (a * b) ** order, 0.0)
+    radial = 2**order * math.factorial(order)
+    return 2 * radial / (2 * np.pi) * integrand.mean() * 2 * np.pi
+
+
+def rbf(c1, c2, sigma, lengthscale):
+    """k = σ² exp(−½ ‖u − v‖²)."""
+    k = np.zeros((len(c1), len(c2)))
+    for i, u in enumerate(scaled(c1, lengthscale)):
+        for j, v in enumerate(scaled(c2, lengthscale)):
+            k[i, j] = sigma**2 * np.exp(-0.5 * sum((u - v) ** 2))
+    return k
+
+
+def hadamard(d):
+    """The ±1 matrix by Sylvester's construction."""
+    h = np.ones((1, 1))
+    while len(h) < d:
+        h = np.block([[h, h], [h, -h]])
+    return h
+
+
+def sorf(signs, n_rf):
+    """The dense d' × N_RF matrix whose blocks are (√d' · H D₁ H D₂ H D₃)ᵀ with orthonormal H."""
+    _, blocks, d = signs.shape
+    h = hadamard(d) / np.sqrt(d)
+    dense = []
+    for block in range(blocks):
+        d1, d2, d3 = (np.diag(signs[i, block].astype(float)) for i in range(3))
+        dense.append((np.sqrt(d) * h @ d1 @ h @ d2 @ h @ d3).T)
+    return np.concatenate(dense, 1)[:, :n_rf]
+
+
+def all_masks(m, keep):
+    """Every z in {0, 1}^m with its probability under Bernoulli(keep)."""
+    masks = np.array(list(itertools.product([0.0, 1.0], repeat=m)))
+    return masks, np.prod(np.where(masks == 1, keep, 1 - keep), 1)
+
+
+def minus_log_normal(w, std):
+    """−log N(w; 0, std²), summed over all entries."""
+    std = np.broadcast_to(std, w.shape)
+    return sum(0.5 * (x / s) ** 2 + np.log(s) + 0.5 * np.log(2 * np.pi) for x, s in zip(w.flat, std.flat, strict=True))
+
+
+def expected_minus_log_prior(m, keep, inverted=False, std=1.0):
+    """E_q[−log p(W)], W = diag(z) M with z over the first axis, by enumerating every z."""
+    total = 0.0
+    for z, probability in zip(*all_masks(len(m), keep), strict=True):
+        z = z / keep if inverted else z
+        total += probability * minus_log_normal(z.reshape(-1, *[1] * (m.ndim - 1)) * m, std)
+    return total
+
+
+def same_pads(size, window, stride):
+    """TensorFlow's SAME: ceil(size / stride) outputs; the odd zero goes last."""
+    outputs = math.ceil(size / stride)
+    total = max((outputs - 1) * stride + window - size, 0)
+    return outputs, total // 2
+
+
+def conv_same(x, weight, bias, stride):
+    """Convolution of [N, C, H, W] with [D, C, K, K], TensorFlow's SAME padding."""
+    n, _, height, width = x.shape
+    filters, _, window, _ = weight.shape
+    (out_h, top), (out_w, left) = same_pads(height, window, stride), same_pads(width, window, stride)
+    out = np.zeros((n, filters, out_h, out_w))
+    for i, j in itertools.product(range(out_h), range(out_w)):
+        for a, b in itertools.product(range(window), range(window)):
+            row, column = i * stride - top + a, j * stride - left + b
+            if 0 <= row < height and 0 <= column < width:
+                out[:, :, i, j] += x[:, :, row, column] @ weight[:, :, a, b].T
+    return out if bias is None else out + bias[:, None, None]
+
+
+def max_pool_same(x, window, stride):
+    """Max-pooling of [N, C, H, W]; what lies outside the image does not count."""
+    n, channels, height, width = x.shape
+    (out_h, top), (out_w, left) = same_pads(height, window, stride), same_pads(width, window, stride)
+    out = np.zeros((n, channels, out_h, out_w))
+    for i, j in itertools.product(range(out_h), range(out_w)):
+        rows = [r for r in range(i * stride - top, i * stride - top + window) if 0 <= r < height]
+        columns = [c for c in range(j * stride - left, j * stride - left + window) if 0 <= c < width]
+        out[:, :, i, j] = x[:, :, rows][:, :, :, columns].max((2, 3))
+    return out
+
+
+def local_response_norm(x, radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75):
+    """tf.nn.lrn over the channels of [N, C, H, W]."""
+    out = np.zeros_like(x)
+    for c in range(x.shape[1]):
+        near = x[:, max(c - radius, 0) : c + radius + 1]
+        out[:, c] = x[:, c] / (bias + alpha * (near**2).sum(1)) ** beta
+    return out
+
+
+def softmax(f):
+    exponentials = np.exp(f - f.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
