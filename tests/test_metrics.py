@@ -46,9 +46,6 @@ def same(a: Outcomes, b: Outcomes):
     )
 
 
-# ---------------------------------------------------------------------------------------------- closed forms
-
-
 @pytest.mark.parametrize("classes", [2, 10, 63, 64, 1000])
 def test_uniform_predictor(classes):
     n = 4 * classes
@@ -101,9 +98,6 @@ def test_calibrated_predictions_have_small_ece():
     log_probs = predictions(50_000, 3, sharpness=1.5)[0]
     y = torch.multinomial(log_probs.exp(), 1, generator=torch.Generator().manual_seed(1))[:, 0]
     assert metrics.ece(metrics.outcomes(log_probs, y)) < 0.5 * math.sqrt(20 / 50_000)
-
-
-# ---------------------------------------------------------------------------------------------- naive versions
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 100])
@@ -161,9 +155,6 @@ def test_equal_mass_bins_keep_equal_confidences_together():
     assert metrics.ece(result, bins=5, binning="equal-mass").item() == pytest.approx(0.7 * abs(5 / 7 - 0.6) + 0.3 * 0.9)
 
 
-# ---------------------------------------------------------------------------------------------- edges of bins
-
-
 @pytest.mark.parametrize("bins", [1, 2, 3, 7, 10, 15, 20, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_confidence_of_k_over_m_belongs_to_the_bin_that_ends_there(bins, dtype):
@@ -181,9 +172,6 @@ def test_a_confidence_of_k_over_m_belongs_to_the_bin_that_ends_there(bins, dtype
 def test_zero_belongs_to_the_first_bin_and_one_to_the_last():
     table = metrics.reliability(tops([0.0, 1.0], [False, True]), bins=4)
     assert table.count.tolist() == [1, 0, 0, 1]
-
-
-# ---------------------------------------------------------------------------------------------- other definitions
 
 
 def test_presets_agree_with_naive_versions():
@@ -279,9 +267,6 @@ def test_netcal_agrees_away_from_edges_and_by_its_preset_on_them():
     assert metrics.ece(edges, bins=4).item() != pytest.approx(theirs(edges, 4), rel=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------- batches
-
-
 @pytest.mark.parametrize("classes", [2, 10, 100])
 @pytest.mark.parametrize("chunk", [1, 64, 1 << 20])
 def test_batches_and_chunks_change_nothing(classes, chunk, monkeypatch):
@@ -351,8 +336,6 @@ def test_among_equal_maxima_the_first_counts():
     assert metrics.outcomes(log_probs, torch.tensor([0, 1, 2, 2])).correct.tolist() == [True, False, False, True]
 
 
-# ---------------------------------------------------------------------------------------------- properties
-
 confidences = st.lists(
     st.tuples(st.one_of(st.floats(0, 1), st.integers(0, 20).map(lambda k: k / 20)), st.booleans()),
     min_size=1,
@@ -384,9 +367,6 @@ def test_properties_of_outcomes(n, classes, seed, sharpness):
     assert ((result.confidence >= 1 / classes - 1e-9) & (result.confidence <= 1)).all()
     assert torch.equal(result.correct, log_probs.argmax(-1) == y)
     assert (result.label_log_prob.exp() <= result.confidence + 1e-12).all()
-
-
-# ---------------------------------------------------------------------------------------------- detection
 
 
 @pytest.mark.parametrize("levels", [3, 10, 1_000_000])
@@ -421,9 +401,6 @@ def test_fpr95_needs_exactly_95_percent():
     outside = torch.cat([torch.full((19,), 2.0), torch.tensor([0.0])])
     assert metrics.ood(torch.full((10,), 1.0), outside).fpr95 == 0
     assert metrics.ood(torch.full((10,), 1.0), outside[1:]).fpr95 == 1  # 18 of 19 are 94.7 %
-
-
-# ---------------------------------------------------------------------------------------------- bootstrap
 
 
 def test_bootstrap_of_an_error_rate_is_binomial():
@@ -477,9 +454,6 @@ def test_bootstrap_of_detection_resamples_both_sides():
     error = math.sqrt(pairs / 500**2)
     # the formula assumes exponentials, and 500 resamples know the ends to 0.12 s.d.: a quarter is generous
     assert (interval["auroc"].high - interval["auroc"].low).item() == pytest.approx(2 * 1.96 * error, rel=0.25)
-
-
-# ---------------------------------------------------------------------------------------------- the border
 
 
 @pytest.mark.parametrize(
@@ -546,9 +520,6 @@ def test_nothing_cannot_be_scored():
         metrics.bootstrap(nothing, metrics.mnll, seed=0)
 
 
-# ---------------------------------------------------------------------------------------------- memory
-
-
 def test_memory_is_that_of_the_columns():
     # 20,000 × 1000 float16 predictions are 40 MB; in float32 each temporary of their size would be 80 MB. Chunks of
     # 2^17 probabilities need 0.5 MB a temporary, columns 17 bytes a row: 24 MB leave room for the allocator's slack.
@@ -575,10 +546,3 @@ def test_memory_is_that_of_the_columns():
     n, extra = map(int, done.stdout.split())
     assert n == 200_000
     assert extra < 24e6
-
-
-def test_metrics_import_neither_numpy_nor_sklearn():
-    from pathlib import Path
-
-    for file in Path(metrics.__file__).parent.glob("*.py"):
-        assert not {"import numpy", "from numpy", "import sklearn", "from sklearn"} & set(file.read_text().splitlines())

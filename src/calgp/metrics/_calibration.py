@@ -25,7 +25,7 @@ class Reliability:
     (`classwise_reliability`) each class has its own row.
     """
 
-    edges: Float[Tensor, "M+1"]  # bin m is (edges[m], edges[m + 1]]
+    edges: Float[Tensor, "edges"]  # M + 1 of them: bin m is (edges[m], edges[m + 1]]
     count: Int[Tensor, "*Q M"]  # |B_m|
     correct: Int[Tensor, "*Q M"]
     confidence_sum: Float[Tensor, "*Q M"]
@@ -87,7 +87,9 @@ def reliability(outcomes: Outcomes, *, bins: int = 20, binning: Binning = "equal
     `binning="equal-mass"` puts the edges at quantiles instead, so that bins hold N/M examples each (equal confidences
     stay together); such bins depend on the data, so join the outcomes, not the bins.
 
-    >>> predicted = _certain(confidence=[0.9, 0.8, 0.3], correct=[True, False, False])
+    >>> from calgp.metrics import outcomes
+    >>> log_probs = torch.tensor([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.4, 0.3, 0.3]]).log()
+    >>> predicted = outcomes(log_probs, torch.tensor([0, 1, 1]))
     >>> table = reliability(predicted, bins=2)
     >>> table.count, table.accuracy
     (tensor([1, 2]), tensor([0.0000, 0.5000], dtype=torch.float64))
@@ -107,9 +109,11 @@ def ece(
     `confidence="mean"` is the mean confidence in the bin, as in Guo et al. (2017) and in the paper's tables;
     `"midpoint"` is the paper's formula, which is 0.5/M for a perfect and certain classifier.
 
-    >>> predicted = _certain(confidence=[0.9, 0.8, 0.3], correct=[True, False, False])
+    >>> from calgp.metrics import outcomes
+    >>> log_probs = torch.tensor([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.4, 0.3, 0.3]]).log()
+    >>> predicted = outcomes(log_probs, torch.tensor([0, 1, 1]))
     >>> ece(predicted, bins=2), ece(predicted, bins=2, confidence="midpoint")
-    (tensor(0.3333, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
+    (tensor(0.3667, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
     """
     return reliability(outcomes, bins=bins, binning=binning).ece(confidence=confidence)
 
@@ -119,8 +123,10 @@ def mce(
 ) -> Float[Tensor, ""]:
     """Maximum calibration error: max_m |acc(B_m) − conf(B_m)| over the bins that hold something.
 
-    >>> mce(_certain(confidence=[0.9, 0.8, 0.3], correct=[True, False, False]), bins=2)
-    tensor(0.3500, dtype=torch.float64)
+    >>> from calgp.metrics import outcomes
+    >>> log_probs = torch.tensor([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0], [0.4, 0.3, 0.3]]).log()
+    >>> mce(outcomes(log_probs, torch.tensor([0, 1, 1])), bins=2)
+    tensor(0.4000, dtype=torch.float64)
     """
     return reliability(outcomes, bins=bins, binning=binning).mce(confidence=confidence)
 
@@ -178,8 +184,9 @@ ECE_PRESETS = {
 def preset_ece(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, ""]:
     """ECE as somebody else defines it, so that published numbers can be compared.
 
-    >>> certain_but_wrong = _certain(confidence=[1.0, 0.5], correct=[False, False])
-    >>> preset_ece(certain_but_wrong, ECE_PRESETS["guo"]), preset_ece(certain_but_wrong, ECE_PRESETS["authors"])
+    >>> from calgp.metrics import outcomes
+    >>> wrong = outcomes(torch.tensor([[1.0, 0.0], [0.5, 0.5]]).log(), torch.tensor([1, 1]))
+    >>> preset_ece(wrong, ECE_PRESETS["guo"]), preset_ece(wrong, ECE_PRESETS["authors"])
     (tensor(0.7500, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
     """
     check_some(outcomes)
@@ -192,7 +199,7 @@ def preset_ece(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, ""]:
     return table.ece(confidence=preset.confidence)
 
 
-def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "M+1"], *, closed: str, certain: str) -> Reliability:
+def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "edges"], *, closed: str, certain: str) -> Reliability:
     cells = len(edges) - (1 if certain == "kept" else 0)
     count, correct, total = _empty(1, cells, edges.device)
     for rows in row_slices(outcomes.confidence):
@@ -208,7 +215,7 @@ def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "M+1"], *, closed: str, c
 def _count(
     confidence: Float[Tensor, "G n"],
     hit: Bool[Tensor, "G n"],
-    edges: Float[Tensor, "M+1"],
+    edges: Float[Tensor, "edges"],
     *,
     closed: str,
     certain: str,
@@ -230,11 +237,11 @@ def _empty(groups: int, cells: int, device: torch.device) -> Counts:
     return count, count, count.double()
 
 
-def _equal_width(bins: int) -> Float[Tensor, "M+1"]:
+def _equal_width(bins: int) -> Float[Tensor, "edges"]:
     return torch.arange(bins + 1, dtype=torch.float64) / bins
 
 
-def _equal_mass(confidence: Float[Tensor, "N"], bins: int) -> Float[Tensor, "M+1"]:
+def _equal_mass(confidence: Float[Tensor, "N"], bins: int) -> Float[Tensor, "edges"]:
     # The k-th edge is the ⌈kN/M⌉-th smallest confidence.
     ranks = (torch.arange(1, bins) * len(confidence) + bins - 1) // bins - 1
     inner = confidence.sort().values[ranks.to(confidence.device)].double()
@@ -244,9 +251,3 @@ def _equal_mass(confidence: Float[Tensor, "N"], bins: int) -> Float[Tensor, "M+1
 def _check_bins(bins: int) -> None:
     if bins < 1:
         raise CalgpError(f"expected at least one bin, got bins={bins}.")
-
-
-def _certain(*, confidence: list[float], correct: list[bool]) -> Outcomes:
-    # Outcomes with the two columns that calibration looks at, for the examples above.
-    column = torch.tensor(confidence)
-    return Outcomes(column, torch.tensor(correct), column, column, column, classes=2)

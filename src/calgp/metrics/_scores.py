@@ -19,7 +19,7 @@ class Scores:
     confidence: float  # mean; compare with 1 − err
     entropy: float  # mean, in nats
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, int | float]:
         return asdict(self)
 
 
