@@ -1,7 +1,7 @@
 """Pictures: published image sets, folders of one's own, and the small sets that come with calgp."""
 
 from .datasets import from_dataset
-from .download import download
+from .fetch import download
 from .folder import Folder
 from .images import Images
 from .source import data_directory

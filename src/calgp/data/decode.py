@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +15,6 @@ from calgp.errors import CalgpError
 from .images import Colour
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
-_FORMATS = ("PNG", "JPEG", "MPO", "BMP", "GIF", "WEBP", "TIFF")  # no other decoder sees the file, whatever its name
 _GREY = {"1", "L", "LA", "La"}
 _ROTATED = {5, 6, 7, 8}  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
@@ -29,7 +29,7 @@ def read_picture(file: Path | IO[bytes], *, name: str, size: int | None, colour:
     with warnings.catch_warnings():
         _strict_about_bombs()
         try:
-            with Image.open(file, formats=_FORMATS) as picture:
+            with Image.open(file, formats=_formats()) as picture:
                 return picture_array(ImageOps.exif_transpose(picture), size=size, colour=colour)
         except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
             raise CalgpError(f"{name} is not a readable picture ({str(error) or type(error).__name__})") from error
@@ -40,12 +40,19 @@ def survey(path: Path) -> tuple[bool, tuple[int, int]] | None:
     with warnings.catch_warnings():
         _strict_about_bombs()
         try:
-            with Image.open(path, formats=_FORMATS) as picture:
+            with Image.open(path, formats=_formats()) as picture:
                 width, height = picture.size
                 rotated = picture.getexif().get(_ORIENTATION) in _ROTATED
                 return is_grey(picture), (height, width) if rotated else (width, height)
         except Exception:
             return None
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The decoders that may see a file, whatever its name; a Pillow built without one of them lacks it."""
+    Image.init()
+    return tuple(name for name in ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF") if name in Image.OPEN)
 
 
 def is_grey(picture: Image.Image) -> bool:
