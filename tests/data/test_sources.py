@@ -1,4 +1,5 @@
 import gzip
+import hashlib
 import pickle
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from PIL import Image
 
 import calgp.data
 from calgp.data import SOURCES, data_directory, load, open_source
+from calgp.data.fetch import PUBLISHED
 from calgp.errors import CalgpError
 
 EMBEDDED = Path(calgp.data.__file__).parent / "embedded"
@@ -33,6 +35,7 @@ def test_the_shelf_is_exact():
     )
     assert list(SOURCES) == ["digits", "letters", "mnist", "notmnist", "cifar10", "cifar100"]
     assert all(source.name == name and source.description for name, source in SOURCES.items())
+    assert [name for name, source in SOURCES.items() if source.fetchable] == list(PUBLISHED)
 
 
 @pytest.mark.parametrize(("split", "each"), [("train", 500), ("test", 100)])
@@ -70,7 +73,14 @@ def test_there_is_nothing_to_train_on_in_letters():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("mnsit", "'mnist'"), ("MNIST", "'mnist'"), ("cifar-10", "'cifar10'"), ("?", "digits, letters")]
+    ("name", "hint"),
+    [
+        ("mnsit", "'mnist'"),
+        ("MNIST", "'mnist'"),
+        ("cifar-10", "'cifar10'"),
+        ("?", "digits, letters"),
+        ("folder:", "folder:PATH"),
+    ],
 )
 def test_an_unknown_name_lists_the_known(name, hint):
     with pytest.raises(CalgpError, match=hint):
@@ -159,6 +169,13 @@ def test_cifars_two_versions_load_alike(name, python, binary, labels, split, tmp
 
 
 @pytest.mark.data
+def test_mnists_files_have_the_published_sums(data_dir):
+    for file in PUBLISHED["mnist"].files:
+        content = (data_dir / "MNIST" / "raw" / file.name).read_bytes()
+        assert (len(content), hashlib.md5(content, usedforsecurity=False).hexdigest()) == (file.size, file.md5)
+
+
+@pytest.mark.data
 def test_mnist_is_the_published_one(data_dir):
     train, test = load("mnist", "train", directory=data_dir), load("mnist", "test", directory=data_dir)
     assert len(train) == 60000 and len(test) == 10000
@@ -198,3 +215,9 @@ def test_cifar10_trains_on_50000(data_dir):
     assert train.y.bincount().tolist() == [5000] * 10
     mean = train.pixels(slice(0, 10000)).mean((0, 2, 3))
     assert torch.allclose(mean, torch.tensor([0.4914, 0.4822, 0.4465]), atol=5e-3)  # the known mean, over a fifth
+
+
+@pytest.mark.data
+def test_a_part_of_cifar100_is_accepted(data_dir):
+    train = load("cifar100", "train", directory=data_dir)
+    assert len(train) in (30000, 50000) and train.y.unique().numel() == 100

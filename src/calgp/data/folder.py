@@ -43,6 +43,8 @@ class Folder(Source):
     description: str = field(init=False, default="your own pictures: PATH/class/*.png, or PATH/train/… and PATH/test/…")
     classes: int | None = field(init=False, default=None)
     channels: int | None = field(init=False, default=None)
+    splits: tuple[Split, ...] = field(init=False, default=("train", "test"))
+    fetchable: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         check_form(self.size, self.colour)
@@ -147,7 +149,10 @@ def subfolders(path: Path) -> list[Path]:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise CalgpError(f"The picture folder {path} {what}; give a folder that holds a folder for each class.")
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise CalgpError(f"The picture folder {path} cannot be read ({error.strerror}); change its rights.") from error
 
 
 def _pictures(folder: Path) -> list[Path]:

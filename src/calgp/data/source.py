@@ -25,6 +25,7 @@ class Source(ABC):
     channels: int | None = None
     size: int | None = None
     splits: tuple[Split, ...] = ("train", "test")
+    fetchable: bool = False  # whether `download` knows a host of it
 
     @abstractmethod
     def load(self, split: Split, directory: Path | None = None) -> Images:

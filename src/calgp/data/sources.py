@@ -39,7 +39,7 @@ def load(
 
 def open_source(text: str, *, size: int | None = None, colour: Colour | None = None) -> Source:
     """The source that `text` names: one of `SOURCES`, or `folder:PATH`, decoded to `size` and `colour`."""
-    if text.startswith("folder:"):
+    if text.startswith("folder:") and text != "folder:":
         return Folder(Path(text.removeprefix("folder:")).expanduser(), size=size, colour=colour)
     if text in SOURCES:
         return SOURCES[text]
@@ -83,7 +83,7 @@ class Idx(Source):
             return _images(x, y, self.class_names, found)
         if self.pictures and (root / self.pictures).is_dir():
             return Folder(root / self.pictures, size=self.size, colour="grey", skip_unreadable=True).whole()
-        raise _missing(self.name, root, [f"{self.folders[0]}/{file}.gz" for file in self.files[split]])
+        raise _missing(self, root, [f"{self.folders[0]}/{file}.gz" for file in self.files[split]])
 
     def is_here(self, directory: Path | None = None) -> bool:
         root = data_directory(directory)
@@ -129,7 +129,7 @@ class Cifar(Source):
             if all(path.is_file() for path in [*paths, folder / self.names_text]):
                 names = read_lines(folder / self.names_text)
                 return _images(*joined([read_cifar_binary(path, self.label_bytes) for path in paths]), names, paths)
-        raise _missing(self.name, root, [f"{self.python}/{file}" for file in (*self.batches[split], self.names_file)])
+        raise _missing(self, root, [f"{self.python}/{file}" for file in (*self.batches[split], self.names_file)])
 
     def is_here(self, directory: Path | None = None) -> bool:
         root = data_directory(directory)
@@ -154,12 +154,10 @@ def _first(*paths: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _missing(name: str, root: Path, files: list[str]) -> CalgpError:
-    fetch = (
-        f"or let `calgp sources --download {name}` fetch them where there is a network. " if name != "notmnist" else ""
-    )
+def _missing(source: Source, root: Path, files: list[str]) -> CalgpError:
+    fetch = f", or let `calgp sources --download {source.name}` fetch them where there is a network"
     return CalgpError(
-        f"{name} is not in {root}. Put {', '.join(files)} there, {fetch}"
+        f"{source.name} is not in {root}. Put {', '.join(files)} there{fetch if source.fetchable else ''}. "
         f"Another folder is named by --data or the variable CALGP_DATA."
     )
 
@@ -180,7 +178,7 @@ _EVERY: tuple[Source, ...] = (
     Idx(
         name="mnist",
         description="MNIST: 60,000 + 10,000 handwritten digits, 28×28 grey",
-        classes=10, channels=1, size=28, class_names=_DIGITS, folders=("MNIST/raw", "mnist", "."),
+        fetchable=True, classes=10, channels=1, size=28, class_names=_DIGITS, folders=("MNIST/raw", "mnist", "."),
         files={
             "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
             "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -196,7 +194,7 @@ _EVERY: tuple[Source, ...] = (
     Cifar(
         name="cifar10",
         description="CIFAR-10: 50,000 + 10,000 photographs of 10 classes, 32×32 RGB",
-        classes=10, channels=3, size=32, python="cifar-10-batches-py", binary="cifar-10-batches-bin",
+        fetchable=True, classes=10, channels=3, size=32, python="cifar-10-batches-py", binary="cifar-10-batches-bin",
         batches={"train": tuple(f"data_batch_{part}" for part in range(1, 6)), "test": ("test_batch",)},
         label_key="labels", names_key="label_names", names_file="batches.meta", names_text="batches.meta.txt",
         label_bytes=1,
@@ -204,7 +202,7 @@ _EVERY: tuple[Source, ...] = (
     Cifar(
         name="cifar100",
         description="CIFAR-100: 50,000 + 10,000 photographs of 100 classes, 32×32 RGB",
-        classes=100, channels=3, size=32, python="cifar-100-python", binary="cifar-100-binary",
+        fetchable=True, classes=100, channels=3, size=32, python="cifar-100-python", binary="cifar-100-binary",
         batches={"train": ("train",), "test": ("test",)},
         label_key="fine_labels", names_key="fine_label_names", names_file="meta", names_text="fine_label_names.txt",
         label_bytes=2,
