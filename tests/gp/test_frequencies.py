@@ -1,0 +1,334 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import reference
+from calgp.gp import (
+    FREQUENCIES,
+    KERNELS,
+    UNMASKED,
+    Fixed,
+    Masking,
+    Sorf,
+    Theta,
+    Variational,
+    draw_frequencies,
+    gaussian,
+    make_kernel,
+    orthogonal,
+)
+
+DRAWS = {"gaussian": gaussian, "orthogonal": orthogonal}
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def features(n, d, *, seed=0):
+    return torch.randn(n, d, generator=seeded(seed), dtype=torch.float64)
+
+
+def kernel_with(name, d, *, ard=False):
+    kernel = make_kernel(name, d, Theta(sigma=1.3, ard=ard)).double()
+    if ard:
+        with torch.no_grad():
+            kernel.log_lengthscale.copy_(torch.linspace(0.2, 1.4, d))
+    return kernel
+
+
+def gram(kernel, frequencies, c):
+    """ΦΦᵀ."""
+    phi = kernel.expand(frequencies.double()(c, kernel.lengthscale))
+    return (phi @ phi.mT).detach()
+
+
+# ΦΦᵀ → K
+
+
+@pytest.mark.parametrize("n_rf", [1, 11, 16])
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize(("name", "ard"), [(name, ard) for name in KERNELS for ard in (False, True)])
+def test_expansion_is_unbiased(name, ard, draw, n_rf):
+    """The average over independent draws lies within five standard errors of k; 30 numbers in each of 48 cases."""
+    c, kernel, generator = features(4, 5), kernel_with(name, 5, ard=ard), seeded(1)
+    draws = torch.stack([gram(kernel, Fixed(DRAWS[draw](5, n_rf, generator=generator)), c) for _ in range(800)])
+    error = draws.mean(0) - kernel.covariance(c, c).detach()
+    standard_error = draws.std(0) / math.sqrt(len(draws))
+    # the diagonal of rbf has no variance at all: sin² + cos² = 1, up to rounding
+    assert (error.abs() <= 5 * standard_error + 1e-7).all()
+    assert (standard_error <= 0.15 * kernel.covariance(c, c).diagonal().max()).all()  # or it would prove little
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize(("name", "ard"), [(name, ard) for name in KERNELS for ard in (False, True)])
+def test_error_falls_with_the_root_of_the_number_of_frequencies(name, ard, draw):
+    """log RMSE against log N_RF has slope −½ ± 0.1.
+
+    Over 48 draws each RMSE is known to about 10 %, over a factor of 64 in N_RF that leaves 0.03 in the slope: three of
+    these. N_RF are multiples of d = 6, since orthogonal blocks are independent only as wholes.
+    """
+    c, kernel, generator = features(5, 6), kernel_with(name, 6, ard=ard), seeded(2)
+    k = kernel.covariance(c, c).detach()
+    sizes = [12, 48, 192, 768]
+    rmse = [
+        torch.stack([gram(kernel, Fixed(DRAWS[draw](6, n_rf, generator=generator)), c) - k for _ in range(48)])
+        .square()
+        .mean()
+        .sqrt()
+        .item()
+        for n_rf in sizes
+    ]
+    slope = np.polyfit(np.log(sizes), np.log(rmse), 1)[0]
+    assert slope == pytest.approx(-0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_sorf_error_falls_with_the_number_of_blocks(name):
+    """d = 100 padded to 128; up to 64 blocks, where the noise (not yet the bias of order 1/d') rules the error."""
+    c, kernel, generator = features(5, 100), kernel_with(name, 100), seeded(2)
+    k = kernel.covariance(c, c).detach()
+    sizes = [128, 512, 2048]
+    rmse = [
+        torch.stack([gram(kernel, Sorf(100, n_rf, generator=generator), c) - k for _ in range(24)]).square().mean()
+        for n_rf in sizes
+    ]
+    slope = 0.5 * np.polyfit(np.log(sizes), np.log(rmse), 1)[0]
+    assert slope == pytest.approx(-0.5, abs=0.15)
+
+
+def test_orthogonal_frequencies_have_less_variance_than_gaussian_ones():
+    c, kernel = features(5, 16), kernel_with("rbf", 16)
+    k = kernel.covariance(c, c).detach()
+    errors = {
+        name: torch.stack([gram(kernel, Fixed(draw(16, 16, generator=seeded(i))), c) - k for i in range(100)])
+        .square()
+        .mean()
+        for name, draw in DRAWS.items()
+    }
+    assert errors["orthogonal"] < 0.8 * errors["gaussian"]
+
+
+@pytest.fixture(scope="module")
+def sorf_bias():
+    """|E[ΦΦᵀ] − K| relative to the variances, for each kernel and d', over 2^20 frequencies from independent signs.
+
+    Vectors with one or two entries are the hard case: flat ones are already mixed by the first transform.
+    """
+    worst = {}
+    for d in (16, 64, 256):
+        c = torch.zeros(3, d)
+        c[0, 0], c[1, 0], c[1, 1], c[2, 1], c[2, 2] = 1, 0.6, 0.8, -0.8, 0.6
+        c *= math.sqrt(d)
+        projected = Sorf(d, 2**20, generator=seeded(1))(c, torch.tensor([math.sqrt(d)]))
+        for name in KERNELS:
+            kernel = make_kernel(name, d, Theta())
+            with torch.no_grad():
+                k, phi = kernel.covariance(c, c), kernel.expand(projected)
+                scale = k.diagonal().sqrt()
+                worst[name, d] = ((phi @ phi.mT - k) / (scale[:, None] * scale)).abs().max().item()
+    return worst
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_sorf_bias_falls_with_the_padded_dimension(name, sorf_bias):
+    """O(1/d'): by at least two where d' grows fourfold, until Monte Carlo noise (2e-3 for order 1) hides it."""
+    assert sorf_bias[name, 64] < sorf_bias[name, 16] / 2
+    assert sorf_bias[name, 256] < max(sorf_bias[name, 64] / 2, 3e-3)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("d", [64, 256])
+def test_sorf_bias_is_under_five_percent_from_64_dimensions_on(name, d, sorf_bias):
+    assert sorf_bias[name, d] < 0.05
+
+
+# SORF
+
+
+@pytest.mark.parametrize("ard", [False, True])
+@pytest.mark.parametrize(
+    ("d", "n_rf"), [(8, 8), (8, 3), (8, 24), (8, 19), (5, 8), (5, 5), (5, 29), (1, 4), (100, 300), (128, 100)]
+)
+def test_sorf_equals_the_explicit_dense_matrix(d, n_rf, ard):
+    """Padding (d not a power of two), truncation (N_RF below d'), blocks (above), and both."""
+    sorf = Sorf(d, n_rf, generator=seeded(d)).double()
+    lengthscale = torch.linspace(0.5, 2, d).double() if ard else torch.tensor([0.7]).double()
+    dense = reference.sorf(sorf.signs.numpy(), n_rf)[:d]
+    c = features(4, d)
+    assert set(sorf.signs.unique().tolist()) <= {-1, 1}
+    np.testing.assert_allclose(sorf(c, lengthscale), c.numpy() / lengthscale.numpy() @ dense, rtol=1e-12, atol=1e-12)
+
+
+def test_sorf_frequencies_are_orthogonal_with_norm_root_d():
+    omega = Sorf(32, 32, generator=seeded(0)).double()(torch.eye(32).double(), torch.ones(1).double())
+    torch.testing.assert_close(omega.mT @ omega, 32 * torch.eye(32).double())
+
+
+def test_sorf_draws_independent_blocks():
+    signs = Sorf(256, 1024, generator=seeded(0)).signs.flatten(0, 1).double()  # [12, 256]
+    correlation = signs @ signs.mT / 256 - torch.eye(12)
+    assert correlation.abs().max() < 5 / math.sqrt(256)  # 66 pairs, each N(0, 1/256)
+
+
+class _Largest(TorchDispatchMode):
+    """The size of the largest storage behind a tensor that any operation gives, in numbers of it."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor):
+                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+@pytest.mark.parametrize("n_rf", [4096, 65_536, 100_000])
+def test_sorf_never_makes_omega_nor_the_hadamard_matrix(n_rf):
+    d = 65_536  # Ω alone would be 16 GiB
+    with _Largest() as largest:
+        sorf = Sorf(d, n_rf, generator=seeded(0))
+        projected = sorf(torch.ones(1, d), torch.tensor([256.0]))
+    assert projected.shape == (1, n_rf)
+    assert projected.isfinite().all()
+    stored = sum(t.numel() for t in (*sorf.parameters(), *sorf.buffers()))
+    assert stored <= 3 * (n_rf + d)
+    assert largest.numel <= 3 * (n_rf + d)
+
+
+# Draws
+
+
+@pytest.mark.parametrize(("d", "n_rf"), [(6, 6), (6, 4), (6, 15)])
+def test_orthogonal_blocks_are_orthogonal(d, n_rf):
+    epsilon = orthogonal(d, n_rf, generator=seeded(0)).double()
+    for start in range(0, n_rf, d):
+        block = epsilon[:, start : start + d]
+        products = block.mT @ block
+        torch.testing.assert_close(products, products.diagonal().diag(), rtol=0, atol=1e-5)  # kept in float32
+
+
+def test_orthogonal_columns_have_chi_squared_lengths():
+    """‖ε_j‖² has mean d and variance 2d."""
+    squared = torch.cat([orthogonal(8, 8, generator=seeded(i)).square().sum(0) for i in range(500)])
+    assert squared.mean().item() == pytest.approx(8, abs=5 * math.sqrt(16 / 4000))
+    assert squared.var().item() == pytest.approx(16, rel=0.15)  # kurtosis 4.5: standard error 3 %
+
+
+@pytest.mark.parametrize("kind", FREQUENCIES)
+def test_same_generator_gives_the_same_frequencies(kind):
+    def draw(seed):
+        return draw_frequencies(kind, 5, 7, lengthscale=2.0, masking=UNMASKED, generator=seeded(seed))
+
+    c, ell = torch.ones(3, 5), torch.ones(1)
+    assert torch.equal(draw(0)(c, ell), draw(0)(c, ell))
+    assert not torch.equal(draw(0)(c, ell), draw(1)(c, ell))
+
+
+def test_unknown_frequencies_are_refused():
+    with pytest.raises(ValueError, match="sorf"):
+        draw_frequencies("fourier", 5, 7, lengthscale=1.0, masking=UNMASKED)
+
+
+def test_variational_frequencies_start_at_a_draw_from_their_prior():
+    omega = draw_frequencies("variational", 40, 500, lengthscale=4.0, masking=UNMASKED, generator=seeded(0)).weight
+    assert omega.std().item() == pytest.approx(0.25, rel=5 / math.sqrt(2 * 20_000))
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("kind", ["sorf", "gaussian", "orthogonal"])
+@pytest.mark.parametrize(("ard", "outputs"), [(False, None), (True, None), (False, 2), (True, 2)])
+@pytest.mark.parametrize("name", ["arc-cosine-1", "arc-cosine-2", "rbf"])
+def test_gradients_of_the_expansion_with_respect_to_features_and_theta(name, ard, outputs, kind):
+    kernel = make_kernel(name, 3, Theta(ard=ard, outputs=outputs)).double()
+    frequencies = draw_frequencies(kind, 3, 5, lengthscale=1.0, masking=UNMASKED, generator=seeded(0)).double()
+    shape = kernel.log_lengthscale.shape
+    start = 0.3 * torch.randn(shape, generator=seeded(4), dtype=torch.float64)
+
+    class Chain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kernel = kernel
+
+        def forward(self, c):
+            return self.kernel.expand(frequencies(c, self.kernel.lengthscale))
+
+    def phi(c, log_sigma, log_lengthscale):
+        theta = {"kernel.log_sigma": log_sigma, "kernel.log_lengthscale": log_lengthscale}
+        return torch.func.functional_call(Chain(), theta, (c,))
+
+    inputs = [features(4, 3, seed=3), kernel.log_sigma.detach().clone(), start]
+    assert gradcheck(phi, [x.requires_grad_() for x in inputs])
+
+
+def test_order_zero_passes_no_gradient_to_the_features():
+    kernel = kernel_with("arc-cosine-0", 3)
+    c = features(2, 3).requires_grad_()
+    phi = kernel.expand(Fixed(gaussian(3, 5, generator=seeded(0)).double())(c, kernel.lengthscale))
+    assert not phi.requires_grad
+
+
+# KL
+
+
+@pytest.mark.parametrize("kind", ["sorf", "gaussian", "orthogonal"])
+def test_frequencies_drawn_from_their_prior_cost_nothing(kind):
+    frequencies = draw_frequencies(kind, 5, 7, lengthscale=2.0, masking=Masking(), generator=seeded(0))
+    assert frequencies.kl(torch.tensor([3.0])) == 0
+
+
+@pytest.mark.parametrize("ard", [False, True])
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("keep", [0.5, 0.3, 0.9])
+def test_kl_of_variational_frequencies_by_enumerating_all_masks(keep, inverted, ard):
+    """E_q[−log N(Ω; 0, Λ⁻¹)] depends on M_Ω and ℓ as `kl` does: the same up to one constant."""
+    d, n_rf = 4, 3
+    masking = Masking(keep, inverted=inverted)
+    constants = []
+    for seed in range(4):
+        m = features(d, n_rf, seed=seed)
+        lengthscale = (0.4 * features(1, d if ard else 1, seed=10 + seed)[0]).exp()
+        ours = Variational(m, masking=masking).kl(lengthscale).item()
+        std = 1 / np.broadcast_to(lengthscale.numpy(), d)[:, None]
+        constants.append(ours - reference.expected_minus_log_prior(m.numpy(), keep, inverted, std))
+    np.testing.assert_allclose(constants, constants[0], atol=1e-10)
+    assert constants[0] == pytest.approx(-0.5 * d * n_rf * math.log(2 * math.pi), abs=1e-10)
+
+
+@pytest.mark.parametrize("ard", [False, True])
+@pytest.mark.parametrize("keep", [0.5, 0.3])
+def test_gradient_of_that_kl_with_respect_to_the_lengthscale(keep, ard):
+    """∂/∂ log ℓ_i by central differences of the enumeration: the ½ of Eq. (16)'s log term shows here."""
+    d, n_rf, step = 4, 3, 1e-5
+    m = features(d, n_rf)
+    log_lengthscale = 0.3 * features(1, d if ard else 1, seed=1)[0]
+
+    def enumerated(log_ell):
+        std = 1 / np.broadcast_to(np.exp(log_ell), d)[:, None]
+        return reference.expected_minus_log_prior(m.numpy(), keep, std=std)
+
+    leaf = log_lengthscale.clone().requires_grad_()
+    (ours,) = torch.autograd.grad(Variational(m, masking=Masking(keep)).kl(leaf.exp()), leaf)
+    for i in range(len(leaf)):
+        shift = np.zeros(len(leaf))
+        shift[i] = step
+        there, back = enumerated(log_lengthscale.numpy() + shift), enumerated(log_lengthscale.numpy() - shift)
+        assert ours[i].item() == pytest.approx((there - back) / (2 * step), rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_variational_projection_is_that_of_masked_rows(inverted, every_mask):
+    """CΩ with Ω = diag(z) M (or diag(z/π) M), for every z."""
+    keep, m, c = 0.3, features(3, 4), features(2, 3, seed=1)
+    projected = Variational(m, masking=Masking(keep, inverted=inverted))(c, torch.ones(1)).unflatten(0, (8, 2))
+    for z, rows in zip(reference.all_masks(3, keep)[0], projected, strict=True):
+        omega = np.diag(z / keep if inverted else z) @ m.numpy()
+        np.testing.assert_allclose(rows.detach(), c.numpy() @ omega, atol=1e-14)
