@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -33,4 +34,5 @@ class Softmax(Likelihood):
         return self.log_probs(latent).gather(-1, index).squeeze(-1).mean(0)
 
     def log_probs(self, latent: Latent) -> Float[Tensor, "S N Q"]:
-        return latent.mean.log_softmax(-1)
+        # half precision would round a probability of 0.998 to 1
+        return latent.mean.to(torch.promote_types(latent.mean.dtype, torch.float32)).log_softmax(-1)

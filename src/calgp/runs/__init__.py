@@ -1,0 +1,28 @@
+"""Doing: from the description of a run to files, and from files to predictions and scores."""
+
+from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
+from calgp.runs.folder import Card, RunFolder, shipped_run
+from calgp.runs.run import Run, from_json, to_json
+from calgp.runs.training import Interrupted, Step, TrainingData, fit, train
+
+__all__ = [
+    "Card",
+    "Evaluation",
+    "Interrupted",
+    "Row",
+    "Run",
+    "RunFolder",
+    "Step",
+    "TrainingData",
+    "compare",
+    "evaluate",
+    "fit",
+    "from_json",
+    "own_scores",
+    "predict_files",
+    "score",
+    "shipped_run",
+    "to_json",
+    "train",
+]

@@ -1,19 +1,22 @@
 """From a trained model and images to predictions, scores and files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from calgp import metrics
 from calgp.data import Images, load
+from calgp.data.decode import SUFFIXES, read_picture
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Model, Predictive, predict_batches
 from calgp.metrics import Outcomes, Scores
+from calgp.nets import Task
 from calgp.runs.folder import RunFolder
 
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
@@ -56,15 +59,13 @@ def evaluate(
     directory: Path | None = None,
     samples: int = 50,
     seed: int = 0,
-    limit: int | None = None,
+    convert: bool = False,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Predict the test images of a source (the run's own by default), score them, and keep both in the folder."""
     card = folder.card()
     source = card.run.source if source is None else source
-    images = test_images(folder, source, directory=directory)
-    if limit is not None:
-        images = images.take(torch.arange(min(limit, len(images))))
+    images = test_images(folder, source, directory=directory, convert=convert)
     model = folder.model().to(fabric.device)
     outside = images.classes != card.classes
     columns, outcomes, kept = _predicted(
@@ -87,18 +88,58 @@ def evaluate(
     return Evaluation(source, outside, outcomes, columns, summary)
 
 
-def test_images(folder: RunFolder, source: str, *, directory: Path | None = None) -> Images:
-    """The test part of a source, in the form that the run was trained on."""
+def test_images(folder: RunFolder, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+    """The test part of a source, in the form that the run was trained on; `convert` brings any other into it."""
     card = folder.card()
-    images = load(source, "test", directory=directory, size=card.run.size, colour=card.run.colour)
-    channels, height, width = images.x.shape[1:]
-    if (channels, height, width) != (card.task.channels, card.task.height, card.task.width):
-        wanted = f"{card.task.channels} × {card.task.height} × {card.task.width}"
+    size, colour = form(card.task) if convert else (card.run.size, card.run.colour)
+    images = load(source, "test", directory=directory, size=size, colour=colour)
+    shape, wanted = tuple(images.x.shape[1:]), (card.task.channels, card.task.height, card.task.width)
+    if shape != wanted:
+        has, wants = (" × ".join(map(str, sizes)) for sizes in (shape, wanted))
         raise CalgpError(
-            f"{source} has images of {channels} × {height} × {width}, the run was trained on {wanted} "
-            "(channels × height × width). Train with --size and --colour, which convert every source alike."
+            f"{source} has images of {has}, the run was trained on {wants} (channels × height × width). "
+            "--convert resizes and recolours them."
         )
     return images
+
+
+def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
+    """Size and colour that bring any picture into the form of a task."""
+    if task.height != task.width or task.channels not in (1, 3):
+        raise CalgpError(
+            f"The run takes images of {task.channels} × {task.height} × {task.width}; only square grey or RGB images "
+            "can be made from other pictures."
+        )
+    return task.height, "grey" if task.channels == 1 else "rgb"
+
+
+def predict_files(
+    folder: RunFolder, paths: Sequence[Path], fabric: Fabric, *, samples: int = 50, seed: int = 0
+) -> tuple[list[str], Predictive]:
+    """What a run makes of picture files and folders of them: their names, and the predictive in the same order."""
+    files = [file for path in paths for file in picture_files(path)]
+    size, colour = form(folder.card().task)
+    arrays = [read_picture(file, name=str(file), size=size, colour=colour) for file in files]
+    x = torch.from_numpy(np.stack(arrays)).float() / 255
+    rows = torch.arange(len(x))
+    parts = zip(x.split(BATCH), rows.split(BATCH), strict=True)
+    model = folder.model().to(fabric.device)
+    predicted = predict_batches(model, (fabric.to_device(part) for part in parts), samples=samples, seed=seed)
+    return [str(file) for file in files], Predictive.cat(on_cpu(part) for part in predicted)
+
+
+def picture_files(path: Path) -> list[Path]:
+    """A picture file, or all pictures below a folder in the order of their names."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise CalgpError(f"{path} does not exist; give picture files, or folders of them.")
+    found = sorted(
+        file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+    )
+    if not found:
+        raise CalgpError(f"{path} has no pictures ({', '.join(sorted(SUFFIXES))}).")
+    return found
 
 
 def _predicted(

@@ -178,6 +178,11 @@ class RunFolder:
             write_whole(self.path / name, data)
 
 
+def shipped_run() -> RunFolder:
+    """The small run that comes with the package: CNN+GP(SORF) on `digits`."""
+    return RunFolder(Path(__file__).parent / "shipped")
+
+
 def build(run: Run, task: Task) -> Model:
     """The model of a run, everything that is drawn once drawn from its seed."""
     generator = torch.Generator().manual_seed(run.seed)

@@ -1,0 +1,538 @@
+"""The command line: flags in, tables and files out. Each command hands over to a room at once."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from calgp import __version__
+from calgp.errors import CalgpError
+
+app = typer.Typer(
+    name="calgp",
+    help="Image classifiers that know when they don't know: deep convolutional Gaussian processes, calibrated.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out = Console()
+err = Console(stderr=True)
+
+# options that several commands share
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Where image sets lie; else $CALGP_DATA, else the user's cache.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores unless given.")]
+SamplesOption = Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks to average over.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.")]
+
+
+def main() -> None:
+    """Run a command; what a user can mend is told in one sentence."""
+    try:
+        app(standalone_mode=True)
+    except CalgpError as error:
+        err.print(f"[bold red]Error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err.print("Stopped.")
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def calgp(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
+    method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="lenet, lenet-cifar, lenet-3 or resnet.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/… unless given.")] = None,
+    train_size: Annotated[int | None, typer.Option(help="A balanced part of the training images.")] = None,
+    holdout: Annotated[float | None, typer.Option(help="Share kept for validation, such as 0.1.")] = None,
+    size: Annotated[int | None, typer.Option(help="Resize images to a square of this side.")] = None,
+    colour: Annotated[str | None, typer.Option(help="Convert images: grey or rgb.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr", help="Of Adam.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any option: method.depth=3, backbone.n=2, kl_weight=0.5 …")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of options; flags go before it.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.")] = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …")] = "32-true",
+    threads: ThreadsOption = None,
+) -> None:
+    """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
+
+    Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
+    """
+    from calgp import runs
+
+    given = {
+        "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
+        "size": size, "colour": colour, "epochs": epochs, "steps": steps, "batch_size": batch_size,
+        "learning_rate": learning_rate, "schedule": schedule, "seed": seed,
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    if resume is not None and (given or set_ or config or folder):
+        raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
+    run = runs.RunFolder(resume).card().run if resume else runs.from_json(_options(config, given, set_ or []))
+    target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
+    fabric = _fabric(device, precision, threads)
+    with _training_bar(f"Training {run.label} on {run.source}") as watch:
+        try:
+            runs.train(run, target, fabric, directory=data, resume=resume is not None, watch=watch)
+        except runs.Interrupted as interrupted:
+            raise CalgpError(f"{interrupted} Go on with: calgp train --resume {target.path}") from None
+    out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    source: Annotated[str | None, typer.Option(help="Test images of another set than the run's own.")] = None,
+    convert: Annotated[bool, typer.Option(help="Resize and recolour images of another form.")] = False,
+    samples: SamplesOption = 50,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a run on test images: its own, or those of another set. Other classes than its own count as outside.
+
+    Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
+    """
+    from calgp import runs
+
+    _positive("samples", samples)
+    folder = _writable(_folder(run))
+    fabric = _fabric(device, "32-true", threads)
+    with _bar(f"Predicting, {samples} samples") as advance:
+        found = runs.evaluate(
+            folder, fabric, source=source, directory=data, samples=samples, seed=seed, convert=convert, watch=advance
+        )
+    if as_json:
+        return print(json.dumps(found.summary))
+    out.print(_evaluation_table(found.summary))
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    images: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.")],
+    csv: Annotated[Path | None, typer.Option(help="Write everything to a CSV file.")] = None,
+    samples: SamplesOption = 50,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what pictures show, and how sure that is.
+
+    Example: calgp predict shipped photo.png scans/ --csv out.csv
+    """
+    from calgp import runs
+
+    _positive("samples", samples)
+    folder = _folder(run)
+    names, predicted = runs.predict_files(
+        folder, images, _fabric(device, "32-true", threads), samples=samples, seed=seed
+    )
+    rows = _prediction_rows(names, predicted, folder.card().classes)
+    if csv is not None:
+        _write_csv(csv, rows)
+    if as_json:
+        return print(json.dumps(rows))
+    out.print(_prediction_table(rows))
+
+
+@app.command()
+def compare(
+    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
+    csv: Annotated[Path | None, typer.Option(help="Write the table to a CSV file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Several runs side by side: mean ± standard error over seeds of the same setting.
+
+    Example: calgp compare runs/
+    """
+    import dataclasses
+
+    from calgp import runs
+
+    rows = runs.compare([folder for path in run for folder in _run_folders(path)])
+    if csv is not None:
+        _write_csv(csv, [_flat_row(row) for row in rows])
+    if as_json:
+        return print(json.dumps([dataclasses.asdict(row) for row in rows]))
+    out.print(_comparison_table(rows))
+
+
+@app.command()
+def report(
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or `shipped`.")],
+    file: Annotated[Path | None, typer.Option("--out", help="The HTML file; report.html in the first run.")] = None,
+    data: DataOption = None,
+) -> None:
+    """One HTML page about one or more runs: scores, reliability, doubt inside and outside, pictures, training.
+
+    Example: calgp report runs/mnist --out mnist.html
+    """
+    from calgp.report import write_report
+
+    folders = [_folder(name) for name in run]
+    target = file if file is not None else _writable(folders[0]).path / "report.html"
+    path = write_report(folders, target, directory=data)
+    out.print(f"Report: {path}", soft_wrap=True)
+
+
+@app.command()
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods, with the options that --set method.NAME=VALUE takes.
+
+    Example: calgp methods
+    """
+    import dataclasses
+
+    from calgp.methods import METHODS
+
+    if as_json:
+        return print(json.dumps({name: dataclasses.asdict(method) for name, method in METHODS.items()}))  # type: ignore[call-overload]
+    table = Table("method", "what it is", "options (--set method.NAME=VALUE)")
+    for name, method in METHODS.items():
+        options = dataclasses.asdict(method)  # type: ignore[call-overload]
+        table.add_row(name, method.summary, _plain(", ".join(f"{key}={value}" for key, value in options.items())))
+    out.print(table)
+
+
+@app.command()
+def sources(
+    download: Annotated[str | None, typer.Option(help="Fetch this set, where there is a network.")] = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the image sets, and which of them are here; or download one.
+
+    Example: calgp sources --download mnist
+    """
+    from calgp import data as pictures
+
+    if download is not None:
+        with _bar(f"Downloading {download}") as advance:
+            done = 0
+
+            def progress(now: int, total: int) -> None:
+                nonlocal done
+                advance(now - done, total)
+                done = now
+
+            folder = pictures.download(download, data, progress=progress)
+        return out.print(f"{download} is in {folder}.", soft_wrap=True)
+    rows = [
+        {"name": s.name, "classes": s.classes, "channels": s.channels, "size": s.size, "parts": "/".join(s.splits),
+         "here": s.is_here(data), "description": s.description}
+        for s in pictures.SOURCES.values()
+    ]  # fmt: skip
+    if as_json:
+        return print(json.dumps(rows))
+    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and folder:PATH for your own.")
+    for row in rows:
+        table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
+    out.print(table)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("demo"),
+    threads: ThreadsOption = None,
+) -> None:
+    """Train CNN+GP(SORF) and a plain CNN on the embedded digits, compare them on digits and letters, write a report.
+
+    Example: calgp demo --out demo
+    """
+    import shutil
+
+    from calgp import runs
+    from calgp.report import write_report
+
+    fabric = _fabric("cpu", "32-true", threads)
+    folders = []
+    for method, epochs in (("cnn-gp-sorf", 40), ("cnn", 10)):
+        options = {
+            "method": method,
+            "source": "digits",
+            "epochs": epochs,
+            "schedule": "one-cycle",
+            "learning_rate": 3e-3,
+        }
+        run, target = runs.from_json(options), runs.RunFolder(folder / method)
+        shutil.rmtree(target.path, ignore_errors=True)
+        with _training_bar(f"Training {method} on 5,000 digits") as watch:
+            runs.train(run, target, fabric, watch=watch)
+        for source, what in (("digits", "1,000 test digits"), ("letters", "1,000 letters")):
+            with _bar(f"Predicting {what}") as advance:
+                runs.evaluate(target, fabric, source=source, watch=advance)
+        folders.append(target)
+    out.print(_comparison_table(runs.compare(folders)))
+    out.print("AUROC: how well the entropy of the predictions tells letters from digits (0.5: not at all, 1: always).")
+    out.print(f"Report: {write_report(folders, folder / 'report.html').resolve()}", soft_wrap=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _fabric(device: str, precision: str, threads: int | None) -> Any:
+    """Where it runs: the device and the floating type are Fabric's business."""
+    import logging
+    import warnings
+
+    import torch
+    from lightning_fabric import Fabric
+
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning_fabric")
+    if threads is not None:
+        _positive("threads", threads)
+        torch.set_num_threads(threads)
+    accelerator, _, index = device.partition(":")
+    try:
+        fabric = Fabric(accelerator=accelerator, devices=[int(index)] if index else 1, precision=precision)  # type: ignore[arg-type]
+        fabric.launch()
+    except Exception as error:  # Fabric's own refusals: no such accelerator, no such precision
+        raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
+    return fabric
+
+
+def _options(config: Path | None, given: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """Options of a run: the file's, then the flags', then --set's."""
+    options: dict[str, Any] = {} if config is None else _toml(config)
+    options |= given
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise CalgpError(f"--set {setting!r} is not of the form NAME=VALUE, such as method.depth=3.")
+        *path, last = key.split(".")
+        place = options
+        for name in path:
+            if not isinstance(place.get(name), dict):
+                place[name] = {"name": place.get(name, {"method": "cnn-gp-sorf", "backbone": "lenet"}.get(name))}
+            place = place[name]
+        place[last] = _value(text)
+    return options
+
+
+def _value(text: str) -> Any:
+    """JSON where it is JSON, else text: 3, 0.5, true, null, [1, 2], sorf."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CalgpError(f"{path} cannot be read as TOML: {error}.") from None
+
+
+def _folder(name: str) -> Any:
+    from calgp import runs
+
+    folder = runs.shipped_run() if name == "shipped" else runs.RunFolder(name)
+    folder.card()
+    return folder
+
+
+def _writable(folder: Any) -> Any:
+    """The shipped run is part of the package: what is made of it goes into a copy in this directory."""
+    import shutil
+
+    from calgp import runs
+
+    if folder.path != runs.shipped_run().path:
+        return folder
+    copy = runs.RunFolder(Path("runs") / "shipped")
+    if not copy.path.exists():
+        shutil.copytree(folder.path, copy.path)
+    return copy
+
+
+def _run_folders(path: Path) -> list[Any]:
+    from calgp import runs
+
+    if (path / "run.json").is_file():
+        return [runs.RunFolder(path)]
+    found = [runs.RunFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
+    if not found:
+        raise CalgpError(f"{path} is no run folder and holds none.")
+    return found
+
+
+def _free(path: Path) -> Path:
+    """A folder that does not exist yet: the path itself, or with a number."""
+    import itertools
+
+    from calgp.runs.folder import slug
+
+    path = path.with_name(slug(path.name))
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    return next(name for name in names if not name.exists())
+
+
+def _positive(name: str, value: int) -> None:
+    if value < 1:
+        raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
+
+
+def _plain(text: str) -> str:
+    """Text in which rich sees no markup."""
+    return text.replace("[", "\\[")
+
+
+@contextmanager
+def _training_bar(title: str) -> Iterator[Any]:
+    """A bar with the two parts of the bound, smoothed, and the time that is left."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), TextColumn("{task.fields[bound]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=err) as bar:
+        task = bar.add_task(title, total=None, bound="")
+        smoothed: list[float] = []
+
+        def watch(step: Any) -> None:
+            if step.step % 10 and step.step != step.steps:
+                return bar.update(task, completed=step.step, total=step.steps)
+            smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
+            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
+            bar.update(task, completed=step.step, total=step.steps, bound=bound)
+
+        yield watch
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Any]:
+    """A bar over a known amount: call with (how much more, how much in all)."""
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda more, total: bar.update(task, advance=more, total=total)
+
+
+def _evaluation_table(summary: dict[str, Any]) -> Table:
+    kind = "outside the run's classes" if summary["outside"] else "the run's own classes"
+    title = f"{summary['source']}: {summary['n']:,} test images, {kind}, {summary['samples']} samples"
+    table = Table("", "value", "95 % interval", title=title, title_justify="left")
+    if not summary["outside"]:
+        for name, value in summary["scores"].items():
+            low, high = summary["intervals"].get(name, (None, None))
+            interval = "" if low is None else f"{low:.4f} … {high:.4f}"
+            if name != "n":
+                table.add_row(name.upper() if name in ("err", "mnll", "ece", "mce", "brier") else f"mean {name}",
+                              f"{value:.4f}", interval)  # fmt: skip
+        return table
+    table.add_row("mean entropy", f"{summary['mean_entropy']:.4f}", "")
+    for name, found in (summary["ood"] or {}).items():
+        for key, number in found.items():
+            low, high = number["interval"]
+            table.add_row(
+                f"{key.upper()} by {name.replace('_', ' ')}", f"{number['value']:.4f}", f"{low:.4f} … {high:.4f}"
+            )
+    if not summary["ood"]:
+        table.caption = "Evaluate the run's own test images first to see how well doubt tells the two apart."
+    return table
+
+
+def _prediction_rows(names: list[str], predicted: Any, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    columns = zip(
+        names, predicted.labels.tolist(), predicted.probs.tolist(), predicted.entropy.tolist(),
+        predicted.mutual_information.tolist(), predicted.monte_carlo_error.amax(-1).tolist(), strict=True,
+    )  # fmt: skip
+    return [
+        {"file": name, "label": classes[label], "probability": probs[label], "entropy": entropy,
+         "mutual_information": information, "monte_carlo_error": error,
+         "probabilities": dict(zip(classes, probs, strict=True))}
+        for name, label, probs, entropy, information, error in columns
+    ]  # fmt: skip
+
+
+def _prediction_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("file", "label", "probability", "entropy", "of it epistemic", "next best")
+    for row in rows:
+        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
+        second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
+        error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
+        numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+        table.add_row(_plain(row["file"]), _plain(row["label"]), *numbers, _plain(second))
+    return table
+
+
+def _comparison_table(rows: list[Any]) -> Table:
+    from calgp.runs.comparison import METRICS
+
+    outside = sorted({source for row in rows for source in row.auroc})
+    table = Table("method", "network", "images", "steps", "seeds", *(name.upper() for name in METRICS),
+                  *(f"AUROC {source}" for source in outside))  # fmt: skip
+    for row in rows:
+        numbers = [row.metrics[name] for name in METRICS] + [row.auroc.get(source) for source in outside]
+        table.add_row(
+            row.method, row.backbone, f"{row.train_images:,} {row.source}", f"{row.steps:,}", str(len(row.seeds)),
+            *("" if number is None else _number(*number) for number in numbers),
+        )  # fmt: skip
+    return table
+
+
+def _number(value: float, error: float | None) -> str:
+    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
+
+
+def _flat_row(row: Any) -> dict[str, Any]:
+    flat = {"method": row.method, "network": row.backbone, "source": row.source, "train_images": row.train_images}
+    flat |= {"steps": row.steps, "seeds": " ".join(map(str, row.seeds))}
+    for name, (value, error) in (row.metrics | {f"auroc_{k}": v for k, v in row.auroc.items()}).items():
+        flat |= {name: value, f"{name}_se": error}
+    return flat
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    import csv
+    import io
+
+    from calgp.runs.folder import reporting, write_whole
+
+    flat = [
+        {key: value for key, value in row.items() if not isinstance(value, dict)}
+        | {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
+        for row in rows
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
+    writer.writeheader()
+    writer.writerows(flat)
+    with reporting(path.parent):
+        write_whole(path, text.getvalue().encode())
