@@ -208,3 +208,25 @@ def local_response_norm(x, radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75):
 def softmax(f):
     exponentials = np.exp(f - f.max(-1, keepdims=True))
     return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def splitmix64(z):
+    """SplitMix64's finaliser, in Python's whole numbers."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def mask_element(seed, site, sample, row, element, *, size, keep, shared=False):
+    """One z of calgp.gp.noise: bit by bit from the binary digits of `keep`."""
+    stride = 0x9E3779B97F4A7C15
+    key = splitmix64(splitmix64(seed % 2**64) ^ (site % 2**64))
+    key = splitmix64((key + sample * stride) % 2**64)
+    key = splitmix64((key + (0 if shared else row + 1) * stride) % 2**64)
+    digits = f"{round(keep * 2**16):016b}".rstrip("0")
+    z = 0
+    for plane, digit in enumerate(reversed(digits)):
+        word = splitmix64((key + (plane * math.ceil(size / 64) + element // 64) * stride) % 2**64)
+        bit = word >> (element % 64) & 1
+        z = z | bit if digit == "1" else z & bit
+    return z

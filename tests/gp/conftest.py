@@ -1,5 +1,6 @@
 import pytest
 import torch
+from jaxtyping import config
 
 import reference
 from calgp.gp import masks
@@ -13,3 +14,9 @@ def every_mask(monkeypatch):
         return torch.as_tensor(reference.all_masks(size, keep)[0], dtype=like.dtype).unsqueeze(1)
 
     monkeypatch.setattr(masks, "bernoulli", all_of_them)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without the run-time checks of shapes that pyproject.toml turns on for calgp.gp: as users run it."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
