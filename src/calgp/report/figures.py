@@ -1,0 +1,290 @@
+"""Figures: pure functions from plain data to an SVG."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from .svg import INK, PALETTE, SMALL, WIDTH, canvas, drawing, marked, plain, quiet, rendered
+
+OVER, UNDER = PALETTE[5], PALETTE[4]  # more confident than right; less confident than right
+RIGHT, WRONG = PALETTE[0], PALETTE[5]
+INSIDE, OUTSIDE = PALETTE[0], PALETTE[1]
+Limits = tuple[float, float]
+PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.3g} %")
+
+
+@dataclass(frozen=True)
+class Bins:
+    """A reliability diagram as scores-*.json holds it; an empty bin has neither accuracy nor confidence."""
+
+    edges: Sequence[float]
+    count: Sequence[int]
+    accuracy: Sequence[float | None]
+    confidence: Sequence[float | None]
+
+    def filled(self) -> list[tuple[float, float, int, float, float]]:
+        """(left edge, right edge, count, accuracy, mean confidence) of the bins that hold something."""
+        rows = zip(self.edges, self.edges[1:], self.count, self.accuracy, self.confidence, strict=False)
+        return [
+            (left, right, count, accuracy, confidence)
+            for left, right, count, accuracy, confidence in rows
+            if count and accuracy is not None and confidence is not None
+        ]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A run's value of a metric, with its interval if it is known."""
+
+    label: str
+    value: float
+    interval: Limits | None
+    colour: str
+
+
+def wilson(share: float, n: int, z: float = 1.96) -> Limits:
+    """Wilson's 95 % interval of a share: (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n).
+
+    >>> low, high = wilson(1.0, 10)
+    >>> round(low, 3), high
+    (0.722, 1.0)
+    """
+    centre, scale = share + z * z / (2 * n), 1 + z * z / n
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def reliability(bins: Bins, *, ece: float, mce: float, colour: str = PALETTE[0]) -> str:
+    """Accuracy against confidence (1), with 95 % intervals, and how many images each bin holds."""
+    with drawing():
+        figure = canvas(WIDTH, 540)
+        axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.6, 1))
+        _draw_reliability(axes, bins, colour)
+        axes.set_ylabel("share that is right")
+        lines = (f"ECE {ece:.4f}", f"MCE {mce:.4f}", f"n = {sum(bins.count):,}")
+        axes.text(0.025, 0.985, "\n".join(lines), transform=axes.transAxes, va="top", linespacing=1.45)
+        _legend(axes, [label for label in ("over-confident", "under-confident") if label in _labels(axes)])
+        _draw_counts(counts, bins, colour)
+        counts.set(xlabel="confidence", ylabel="images")
+        title = f"Reliability diagram of {sum(bins.count):,} predictions: expected calibration error {ece:.4f}."
+        return rendered(figure, title)
+
+
+def reliability_small(bins: Bins, *, label: str, ece: float, colour: str = PALETTE[0]) -> str:
+    """A reliability diagram to be set beside others."""
+    with drawing():
+        figure = canvas(SMALL, 270)
+        axes = figure.subplots()
+        _draw_reliability(axes, bins, colour)
+        axes.set(xlabel="confidence", ylabel="right", aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+        axes.text(0.03, 0.98, f"ECE {ece:.4f}", transform=axes.transAxes, va="top", size=11)
+        return rendered(figure, f"Reliability diagram of {label}: expected calibration error {ece:.4f}.")
+
+
+def confidence_histogram(confidence: Sequence[float], correct: Sequence[bool], *, bins: int = 25) -> str:
+    """How sure the model is where it is right, and where it is wrong: each with its own scale of counts."""
+    right = [p for p, hit in zip(confidence, correct, strict=True) if hit]
+    wrong = [p for p, hit in zip(confidence, correct, strict=True) if not hit]
+    with drawing():
+        figure = canvas(WIDTH, 360)
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        edges = [k / bins for k in range(bins + 1)]
+        for axes, values, name, colour in ((upper, right, "right", RIGHT), (lower, wrong, "wrong", WRONG)):
+            if values:
+                axes.hist(values, edges, color=colour, alpha=0.75)
+                _mean_line(axes, fmean(values), f"mean {fmean(values):.0%}")
+            axes.set_title(f"{name}: {_images(len(values))}", loc="left", size=12, weight="bold")
+            axes.set(xlim=(0, 1), ylabel="images")
+            axes.set_ylim(0, axes.get_ylim()[1] if values else 1)
+            axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.grid(visible=False, axis="x")
+        lower.set_xlabel("confidence")
+        lower.xaxis.set_major_formatter(PERCENT)
+        return rendered(figure, f"Confidence of {len(right):,} right and {len(wrong):,} wrong predictions.")
+
+
+def entropies(
+    inside: Sequence[float],
+    outside: Sequence[float],
+    *,
+    classes: int,
+    names: tuple[str, str],
+    auroc: tuple[float, Limits] | None,
+    bins: int = 30,
+) -> str:
+    """Entropy of predictions inside and outside of what the model knows, as shares of images per bin of [0, log Q]."""
+    most = math.log(classes)
+    edges = [k * most / bins for k in range(bins + 1)]
+    with drawing():
+        figure = canvas(WIDTH, 330)
+        axes = figure.subplots()
+        top = 0.0
+        for values, name, colour in ((inside, names[0], INSIDE), (outside, names[1], OUTSIDE)):
+            values = [min(max(value, 0.0), most) for value in values]
+            mean = fmean(values)
+            label = f"{plain(name, 30)}: {_images(len(values))}, mean {mean:.2f}"
+            weights = [1 / len(values)] * len(values)
+            shares, _, _ = axes.hist(values, edges, weights=weights, color=colour, alpha=0.35)
+            axes.hist(values, edges, weights=weights, histtype="step", color=colour, linewidth=1.8, label=label)
+            marked(axes.axvline(mean, color=colour, linestyle=(0, (4, 2)), linewidth=1.6), "mean")
+            top = max(top, float(max(shares)))
+        _root_scale(axes, top)
+        handles, labels = axes.get_legend_handles_labels()
+        heading = None if auroc is None else f"AUROC {auroc[0]:.3f} ({auroc[1][0]:.3f} – {auroc[1][1]:.3f})"
+        figure.legend(
+            handles, labels, loc="outside upper left", title=heading, alignment="left", title_fontproperties={"weight": "bold", "size": 12},
+        )  # fmt: skip
+        axes.set(xlim=(0, most), xlabel=f"entropy in nats (at most log {classes} = {most:.2f})")
+        return rendered(figure, f"Entropy of predictions on {names[0]} (inside) and {names[1]} (outside).")
+
+
+def training(log: Sequence[Mapping[str, Any]]) -> str:
+    """Both parts of the bound against the step, each on its own axis; hold-out and learning rate where they are known.
+
+    The KL is known up to constants, so that it may be below 0.
+    """
+    steps = [record for record in log if record["kind"] == "train"]
+    held = [record for record in log if record["kind"] == "holdout"]
+    with drawing():
+        kl = any(record["kl"] for record in steps)  # a plain network has none
+        heights = [2.2, *([1.3] if kl else []), *([1.3] if held else []), 0.7]
+        figure = canvas(WIDTH, 95 + 62 * sum(heights))
+        panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
+        _curve(panels[0], steps, "nll", PALETTE[0], "nats a datum", label="training −log p(y)")
+        if kl:
+            _curve(panels[1], steps, "kl", PALETTE[2], "KL / n")
+        if held:
+            _curve(panels[0], held, "mnll", PALETTE[5], "nats a datum", label="hold-out MNLL", marker="o")
+            _curve(panels[-2], held, "err", PALETTE[5], "hold-out ERR", marker="o")
+            panels[-2].yaxis.set_major_formatter(PERCENT)
+            panels[-2].set_ylim(bottom=0)
+        _curve(panels[-1], steps, "rate", INK, "rate", alpha=0.45)
+        panels[-1].set_ylim(bottom=0)
+        panels[-1].yaxis.set_major_locator(MaxNLocator(1))
+        panels[-1].set_xlabel("step")
+        panels[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        figure.align_ylabels(panels)
+        _legend(panels[0], _labels(panels[0]), loc="upper right")
+        return rendered(figure, "Training: negative log-likelihood, KL and learning rate by step.")
+
+
+def dots(metric: str, rows: Sequence[Dot]) -> str:
+    """A metric of several runs with its intervals: less is better, and the best is a filled dot."""
+    best = min(row.value for row in rows)
+    with drawing():
+        figure = canvas(WIDTH, 70 + 40 * len(rows))
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            if row.interval is not None:
+                axes.hlines(place, *row.interval, color=row.colour, linewidth=2.2)
+            face = row.colour if row.value == best else "none"
+            (dot,) = axes.plot(row.value, place, "o", color=row.colour, markerfacecolor=face, markersize=8, mew=2)
+            marked(dot, "dot")
+            axes.annotate(
+                plain(row.label, 48), (0, place), xytext=(4, 7), textcoords="offset points",
+                xycoords=("axes fraction", "data"), va="bottom", size=11,
+            )  # fmt: skip
+        axes.set(ylim=(len(rows) - 0.6, -0.85), xlabel=f"{metric} (less is better)", yticks=range(len(rows)))
+        axes.set_yticklabels([])
+        quiet(axes, "y")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.margins(x=0.08)
+        return rendered(figure, f"{metric} of {len(rows)} runs, with 95 % intervals.")
+
+
+def _draw_reliability(axes: Axes, bins: Bins, colour: str) -> None:
+    """Bars of accuracy, the gap from each to the mean confidence, dots with Wilson's intervals, the diagonal."""
+    axes.plot([0, 1], [0, 1], color=INK, linestyle=(0, (5, 3)), linewidth=1, alpha=0.7)
+    for left, right, count, accuracy, confidence in bins.filled():
+        width = right - left
+        (bar,) = axes.bar(left, accuracy, width, align="edge", color=colour, alpha=0.22, linewidth=0)
+        marked(bar, "accuracy")
+        over = confidence > accuracy
+        (gap,) = axes.bar(
+            left, abs(confidence - accuracy), width, min(confidence, accuracy), align="edge", alpha=0.5, linewidth=0,
+            color=OVER if over else UNDER, label="over-confident" if over else "under-confident",
+        )  # fmt: skip
+        marked(gap, "gap")
+        axes.vlines(confidence, *wilson(accuracy, count), color=INK, linewidth=1.1, alpha=0.75)
+    placed = [(confidence, accuracy) for *_, accuracy, confidence in bins.filled()]
+    (points,) = axes.plot(*zip(*placed, strict=True), "o", color=colour, markersize=4.5, markeredgecolor=INK, mew=0.6)
+    marked(points, "points")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.xaxis.set_major_formatter(PERCENT)
+    axes.yaxis.set_major_formatter(PERCENT)
+
+
+def _draw_counts(axes: Axes, bins: Bins, colour: str) -> None:
+    """How many images each bin holds; on a logarithmic scale if small bins could not be seen otherwise."""
+    filled = bins.filled()
+    counts = [count for _, _, count, _, _ in filled]
+    logarithmic = max(counts) > 100 * min(counts)
+    if logarithmic:
+        axes.set_yscale("log")
+    for left, right, count, _, _ in filled:
+        floor = 0.5 if logarithmic else 0.0  # a single image is a bar, too
+        (bar,) = axes.bar(
+            left, count - floor, right - left, floor, align="edge", color=colour, alpha=0.75, linewidth=0
+        )
+        marked(bar, "count")
+    axes.set_ylim(0.5 if logarithmic else 0, max(counts) * (1.6 if logarithmic else 1.08))
+    axes.yaxis.set_major_locator(LogLocator(numticks=4) if logarithmic else MaxNLocator(3, integer=True))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.minorticks_off()
+
+
+def _curve(
+    axes: Axes, records: Sequence[Mapping[str, Any]], key: str, colour: str, name: str, *, label: str | None = None,
+    marker: str | None = None, alpha: float = 1.0,
+) -> None:  # fmt: skip
+    steps, values = [record["step"] for record in records], [record[key] for record in records]
+    if len(records) == 1:
+        marker = "o"  # a line of one point cannot be seen
+    (line,) = axes.plot(
+        steps, values, color=colour, linewidth=1.8, label=label, marker=marker, markersize=4.5, alpha=alpha
+    )
+    marked(line, f"curve-{key}")
+    axes.set_ylabel(name)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _mean_line(axes: Axes, mean: float, label: str) -> None:
+    axes.axvline(mean, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
+    side = "right" if mean > 0.25 else "left"
+    axes.annotate(
+        label, (mean, 1), xycoords=("data", "axes fraction"), xytext=(-5 if side == "right" else 5, -4),
+        textcoords="offset points", ha=side, va="top", size=11,
+    )  # fmt: skip
+
+
+def _root_scale(axes: Axes, top: float) -> None:
+    """Shares of images; by their square root if one bin is so full that the others would vanish."""
+    if top > 0.5:
+        axes.set_yscale("function", functions=(lambda y: abs(y) ** 0.5, lambda y: y**2))
+        axes.set_yticks([share for share in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0) if share <= top * 1.1])
+    axes.set_ylim(0, top * 1.08)
+    axes.set_ylabel("share of images" + (" (root scale)" if top > 0.5 else ""))
+    axes.yaxis.set_major_formatter(PERCENT)
+
+
+def _labels(axes: Axes) -> list[str]:
+    return axes.get_legend_handles_labels()[1]
+
+
+def _legend(axes: Axes, wanted: Sequence[str], loc: str = "lower right") -> None:
+    """A legend with each label once."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = {label: handle for label, handle in zip(labels, handles, strict=True) if label in wanted}
+    if unique:
+        axes.legend(list(unique.values()), list(unique), loc=loc)
+
+
+def _images(n: int) -> str:
+    return f"{n:,} image" if n == 1 else f"{n:,} images"

@@ -1,0 +1,77 @@
+"""Numbers as people read them, and a run's scores in sentences."""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+THIN = "\u202f"  # a narrow space that does not break
+
+
+def percent(share: float) -> str:
+    """A share with three significant digits, and two decimals at most.
+
+    >>> percent(0.0064), percent(0.173), percent(1.0)
+    ('0.64\\u202f%', '17.3\\u202f%', '100\\u202f%')
+    """
+    value = 100 * share
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 10 else 2}f}{THIN}%"
+
+
+def decimal(value: float) -> str:
+    """Four decimals, as the paper's tables or one more; a minus is a minus."""
+    return f"{value:.4f}".replace("-", "−")
+
+
+def nats(value: float) -> str:
+    return f"{value:.3f}".replace("-", "−")
+
+
+def interval(ends: Sequence[float] | None, form: Any = decimal) -> str:
+    """Both ends of an interval, the unit said once."""
+    if ends is None:
+        return "–"
+    low, high = (form(end) for end in ends)
+    return f"{low.removesuffix(f'{THIN}%')} – {high}"
+
+
+def count(n: int, noun: str) -> str:
+    """
+    >>> count(1, "image"), count(1000, "image")
+    ('1 image', '1,000 images')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def day(started: str) -> str:
+    """A moment of run.json as a date, or as it stands if it is none."""
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return started
+    return f"{moment.day} {moment:%B %Y}"
+
+
+def summary(scores: Mapping[str, Any], sure: tuple[int, float, float] | None) -> str:
+    """What the scores of a run say. `sure`: of the images with confidence ≥ 90 %: how many, mean confidence, accuracy."""
+    wrong = f"On {count(scores['n'], 'test image')} it is wrong on {percent(scores['err'])}."
+    accuracy, confidence = 1 - scores["err"], scores["confidence"]
+    average = f"On average it is {percent(confidence)} sure and {percent(accuracy)} right: "
+    off = confidence - accuracy
+    chance = 1.96 * math.sqrt(accuracy * (1 - accuracy) / scores["n"])
+    if abs(off) <= chance:
+        verdict = "no further apart than chance allows."
+    else:
+        verdict = f"it is {'over' if off > 0 else 'under'}-confident by {abs(100 * off):.1f} points."
+    if sure is None:
+        return f"{wrong} {average}{verdict}"
+    n, said, hit = sure
+    where = f"Where it is at least 90{THIN}% sure ({count(n, 'image')}, {percent(said)} on average), "
+    return f"{wrong} {where}it is right {percent(hit)} of the time. {average}{verdict}"
+
+
+def detection(source: str, inside: str, auroc: float) -> str:
+    """What an AUROC says: the share of pairs in the right order."""
+    return (
+        f"It doubts a picture of {source} more than one of {inside} in {percent(auroc)} of all pairs (50{THIN}% would be chance)."
+    )
