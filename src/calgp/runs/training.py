@@ -172,11 +172,15 @@ def _resumed(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, 
     tensors = folder.tensors("checkpoint.safetensors")
     model_state = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
     load_state(model, model_state, folder.path / "checkpoint.safetensors")
+    parameters = optimiser.param_groups[0]["params"]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimiser."):
             _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = value
+            parameter = parameters[int(index)]
+            # laid out in memory as the parameter is (channels last): the fused step goes through both in that order
+            restored = torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
+            state.setdefault(int(index), {})[name] = restored
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     return int(folder.metadata("checkpoint.safetensors")["step"])
 

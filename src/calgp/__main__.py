@@ -1,0 +1,5 @@
+"""`python -m calgp` is `calgp`."""
+
+from calgp.cli import main
+
+main()

@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from calgp import metrics
+from calgp.data import load
+from calgp.errors import CalgpError
+from calgp.runs import evaluate, predict_files, score
+from calgp.runs.evaluation import test_images as images_for  # a name that pytest does not collect
+
+
+def test_scores_are_those_of_the_stored_predictions(trained):
+    stored = trained.tensors(trained.predictions_name("digits"))
+    summary = next(e for e in trained.evaluations() if e["source"] == "digits")
+    expected = metrics.scores(metrics.outcomes(stored["log_probs"], load("digits", "test").y)).to_dict()
+    assert summary["scores"] == pytest.approx(expected, rel=1e-6)
+    for name, (low, high) in summary["intervals"].items():
+        assert low <= summary["scores"][name] <= high or name == "ece"  # resampling raises the ECE
+    assert sum(summary["reliability"]["count"]) == 1000
+    assert set(summary["ece_variants"]) >= {"paper", "authors", "guo", "torchmetrics", "equal mass", "classwise"}
+
+
+def test_other_classes_are_outside_and_only_doubt_is_measured(trained):
+    summary = next(e for e in trained.evaluations() if e["source"] == "letters")
+    assert summary["outside"] and "scores" not in summary
+    inside = trained.tensors(trained.predictions_name("digits"))["entropy"]
+    outside = trained.tensors(trained.predictions_name("letters"))["entropy"]
+    found = summary["ood"]["entropy"]["auroc"]
+    assert found["value"] == pytest.approx(metrics.ood(inside, outside).auroc)
+    assert found["interval"][0] < found["value"] < found["interval"][1]
+
+
+def test_mutual_information_is_part_of_the_entropy(trained):
+    stored = trained.tensors(trained.predictions_name("digits"))
+    assert (stored["mutual_information"] >= 0).all()
+    assert (stored["mutual_information"] <= stored["entropy"] + 1e-5).all()
+    assert (stored["entropy"] <= math.log(10) + 1e-5).all()
+
+
+def test_images_of_another_form_are_refused_or_converted(trained, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            Image.new("RGB", (40, 40), (number * 50, 0, 0)).save(tmp_path / name / f"{number}.png")
+    source = f"folder:{tmp_path}"
+    with pytest.raises(CalgpError, match="3 × 40 × 40, the run was trained on 1 × 28 × 28"):
+        images_for(trained, source)
+    assert images_for(trained, source, convert=True).x.shape[1:] == (1, 28, 28)
+
+
+def test_picture_files_get_the_predictions_of_the_same_pixels(trained, tmp_path, fabric):
+    images = load("digits", "test")
+    for number in range(3):
+        Image.fromarray(images.x[number, 0].numpy()).save(tmp_path / f"{number}.png")
+    names, predicted = predict_files(trained, [tmp_path], fabric, samples=4, seed=0)
+    assert names == [str(tmp_path / f"{number}.png") for number in range(3)]
+    stored = trained.tensors(trained.predictions_name("digits"))["log_probs"][:3]  # rows 0, 1, 2: the same masks
+    if load("digits", "test").rows[:3].equal(torch.arange(3)):
+        torch.testing.assert_close(predicted.log_probs, stored, atol=1e-5, rtol=0)
+    torch.testing.assert_close(predicted.probs.sum(-1), torch.ones(3))
+
+
+@pytest.mark.parametrize("value", [0, 255])
+def test_constant_pictures_get_finite_probabilities(trained, tmp_path, fabric, value):
+    Image.fromarray(np.full((28, 28), value, np.uint8)).save(tmp_path / "flat.png")
+    _, predicted = predict_files(trained, [tmp_path / "flat.png"], fabric, samples=4)
+    assert predicted.log_probs.isfinite().all() and predicted.entropy.isfinite().all()
+
+
+def test_missing_empty_and_broken_pictures_are_named(trained, tmp_path, fabric):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "empty").mkdir()
+    for path, says in (("missing.png", "does not exist"), ("empty", "has no pictures"), ("broken.png", "broken.png")):
+        with pytest.raises(CalgpError, match=says):
+            predict_files(trained, [tmp_path / path], fabric, samples=2)
+
+
+def test_more_samples_and_another_seed_change_little_but_something(trained, fabric):
+    model, images = trained.model(), load("digits", "test").take(torch.arange(100))
+    first, again, other = (score(model, images, samples=8, seed=seed, fabric=fabric) for seed in (0, 0, 1))
+    assert first == again
+    assert first.mnll != other.mnll
+    assert first.mnll == pytest.approx(other.mnll, rel=0.2)
+
+
+def test_evaluating_leaves_the_model_file_alone(trained, fabric):
+    before = (trained.path / "model.safetensors").read_bytes()
+    evaluate(trained, fabric, samples=2, source="letters")
+    evaluate(trained, fabric, samples=4, source="letters")
+    assert (trained.path / "model.safetensors").read_bytes() == before
