@@ -7,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from .svg import INK, PALETTE, SMALL, WIDTH, canvas, drawing, marked, plain, quiet, rendered
@@ -229,9 +228,7 @@ def _draw_counts(axes: Axes, bins: Bins, colour: str) -> None:
         axes.set_yscale("log")
     for left, right, count, _, _ in filled:
         floor = 0.5 if logarithmic else 0.0  # a single image is a bar, too
-        (bar,) = axes.bar(
-            left, count - floor, right - left, floor, align="edge", color=colour, alpha=0.75, linewidth=0
-        )
+        (bar,) = axes.bar(left, count - floor, right - left, floor, align="edge", color=colour, alpha=0.75, linewidth=0)
         marked(bar, "count")
     axes.set_ylim(0.5 if logarithmic else 0, max(counts) * (1.6 if logarithmic else 1.08))
     axes.yaxis.set_major_locator(LogLocator(numticks=4) if logarithmic else MaxNLocator(3, integer=True))

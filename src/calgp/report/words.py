@@ -72,6 +72,4 @@ def summary(scores: Mapping[str, Any], sure: tuple[int, float, float] | None) ->
 
 def detection(source: str, inside: str, auroc: float) -> str:
     """What an AUROC says: the share of pairs in the right order."""
-    return (
-        f"It doubts a picture of {source} more than one of {inside} in {percent(auroc)} of all pairs (50{THIN}% would be chance)."
-    )
+    return f"It doubts a picture of {source} more than one of {inside} in {percent(auroc)} of all pairs (50{THIN}% would be chance)."
