@@ -6,7 +6,7 @@ import torch
 
 import reference
 from calgp.gp import Noise
-from calgp.gp.noise import _mix, _signed, bernoulli, site_key
+from calgp.gp.noise import _mix, _signed, bernoulli, binary_digits, site_key
 
 KEEPS = [0.5, 0.25, 0.75, 0.9, 0.3, 1 / 3, 0.01, 0.999]
 
@@ -17,7 +17,8 @@ def noise(seed=0, samples=4, rows=50):
 
 def draw(keys, size, *, keep=0.5, site=7, shared=False, dtype=torch.float32, rows=None):
     rows = len(keys.rows) if rows is None else rows
-    return bernoulli(keys, site, size, keep=keep, rows=rows, shared=shared, like=torch.zeros((), dtype=dtype))
+    like = torch.zeros((), dtype=dtype)
+    return bernoulli(keys, site, size, digits=binary_digits(keep), rows=rows, shared=shared, like=like)
 
 
 def correlation(a, b):
@@ -177,3 +178,8 @@ def test_masks_equal_the_naive_ones_bit_by_bit(keep, shared):
 def test_sites_have_fixed_keys():
     """BLAKE2b of the name, not Python's salted hash: the published digest (8 bytes) of the empty string."""
     assert site_key("") == int.from_bytes(bytes.fromhex("e4a6a0577479b2b4"), "little", signed=True)
+
+
+def test_probabilities_of_few_digits_need_few_planes_of_bits():
+    assert [len(binary_digits(keep)) for keep in (0.5, 0.25, 0.75, 0.875)] == [1, 2, 2, 3]
+    assert max(len(binary_digits(keep)) for keep in KEEPS) == 16

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.gp.noise import Noise, bernoulli, site_key
+from calgp.gp.noise import Noise, bernoulli, binary_digits, site_key
 
 Granularity = Literal["element", "channel", "shared"]
 
@@ -60,6 +60,8 @@ class Mask(nn.Module):
     def __init__(self, masking: Masking) -> None:
         super().__init__()
         self.masking = masking
+        # here and not on each call: torch.compile may take a number such as `keep` for a variable, but not digits
+        self.digits = binary_digits(masking.keep) if masking.active else ()
         self.site: int | None = None
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
@@ -75,13 +77,13 @@ class Mask(nn.Module):
 
     def _draw(self, h: Tensor, rows: int, noise: Noise | None) -> Tensor:
         """z for images [B, C, H, W] (drawn channels-last, as the convolutions like it) and for vectors [B, …, m]."""
-        keep, granularity = self.masking.keep, self.masking.granularity
+        granularity = self.masking.granularity
         image = h.dim() == 4
         pixels = h.shape[2:] if image and granularity == "element" else (1,) * (h.dim() - 2)
         channels = h.shape[1] if image else h.shape[-1]
         size = channels * torch.Size(pixels).numel()
         shared = granularity == "shared"
-        z = bernoulli(noise, self.site or 0, size, keep=keep, rows=rows, shared=shared, like=h)
+        z = bernoulli(noise, self.site or 0, size, digits=self.digits, rows=rows, shared=shared, like=h)
         z = z.unflatten(-1, (*pixels, channels))
         return z.movedim(-1, 2) if image else z
 

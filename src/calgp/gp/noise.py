@@ -44,31 +44,34 @@ def site_key(name: str) -> int:
 
 
 def bernoulli(
-    noise: Noise | None, site: int, size: int, *, keep: float, rows: int, shared: bool, like: Tensor
+    noise: Noise | None, site: int, size: int, *, digits: tuple[bool, ...], rows: int, shared: bool, like: Tensor
 ) -> Float[Tensor, "S N_or_1 size"]:
-    """z ~ Bernoulli(keep), in the floating type and on the device of `like`.
+    """z ~ Bernoulli(π), in the floating type and on the device of `like`; `digits` are π's (`binary_digits`).
 
     Without `noise` the bits come from torch's own generator: one sample for each of `rows` rows.
     """
     count = -(-size // 64)
-    planes = _planes(keep)
     if noise is None:
-        shape = (1, 1 if shared else rows, count * len(planes))
+        shape = (1, 1 if shared else rows, count * len(digits))
         words = torch.randint(-(2**63), 2**63 - 1, shape, device=like.device)
     else:
-        words = noise.words(site, count * len(planes), shared=shared)
+        words = noise.words(site, count * len(digits), shared=shared)
     # P(bit) = 0.b₁b₂…b₁₆ in binary: from the last digit to the first, OR with a fair bit maps p to ½ + p/2, AND to p/2.
     bits = torch.zeros_like(words[..., :count])
-    for digit, word in zip(planes, words.split(count, -1), strict=True):
+    for digit, word in zip(digits, words.split(count, -1), strict=True):
         bits = bits | word if digit else bits & word
     bytes_ = bits.contiguous().view(torch.uint8).int()
     return torch.nn.functional.embedding(bytes_, _byte_table(like.device, like.dtype)).flatten(-2)[..., :size]
 
 
-def _planes(keep: float) -> list[bool]:
-    """The binary digits of `keep`, last to first, without trailing zeros."""
+def binary_digits(keep: float) -> tuple[bool, ...]:
+    """The binary digits of `keep`, last to first, without trailing zeros: as many planes of bits are drawn.
+
+    >>> binary_digits(0.75), binary_digits(0.25)
+    ((True, True), (True, False))
+    """
     digits = [bool(round(keep * 2**PLANES) >> place & 1) for place in range(PLANES)]
-    return digits[digits.index(True) :]
+    return tuple(digits[digits.index(True) :])
 
 
 @constant
