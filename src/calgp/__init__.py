@@ -1,3 +1,43 @@
-"""Image classifiers that know when they don't know: calibrated deep convolutional Gaussian processes."""
+"""Image classifiers that know when they don't know: calibrated deep convolutional Gaussian processes.
+
+The shelf: names are fetched from their rooms when first used, so that `calgp --help` need not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from calgp.data import Images, from_dataset, load
+    from calgp.errors import CalgpError
+    from calgp.gp import Bound, DeepGP, Masking, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
+    from calgp.methods import METHODS
+    from calgp.nets import BACKBONES
+    from calgp.report import write_report
+    from calgp.runs import Run, RunFolder, TrainingData, compare, evaluate, shipped_run, train
 
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "calgp.data": ("Images", "from_dataset", "load"),
+    "calgp.errors": ("CalgpError",),
+    "calgp.gp": (
+        "Bound", "DeepGP", "Masking", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
+    ),
+    "calgp.methods": ("METHODS",),
+    "calgp.nets": ("BACKBONES",),
+    "calgp.report": ("write_report",),
+    "calgp.runs": ("Run", "RunFolder", "TrainingData", "compare", "evaluate", "shipped_run", "train"),
+}  # fmt: skip
+
+__all__ = [
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Model", "Noise", "Predictive",
+    "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "compare", "evaluate", "from_dataset", "load",
+    "predict", "shipped_run", "train", "write_report",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _ROOMS.items():
+        if name in names:
+            return getattr(import_module(room), name)
+    raise AttributeError(f"module 'calgp' has no attribute {name!r}")

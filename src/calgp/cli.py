@@ -99,9 +99,10 @@ def train(
     run = runs.RunFolder(resume).card().run if resume else runs.from_json(_options(config, given, set_ or []))
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
     fabric = _fabric(device, precision, threads)
+    images = runs.TrainingData.of(run, data)
     with _training_bar(f"Training {run.label} on {run.source}") as watch:
         try:
-            runs.train(run, target, fabric, directory=data, resume=resume is not None, watch=watch)
+            runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
         except runs.Interrupted as interrupted:
             raise CalgpError(f"{interrupted} Go on with: calgp train --resume {target.path}") from None
     out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)

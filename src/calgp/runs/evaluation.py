@@ -51,9 +51,14 @@ def score(model: Model, images: Images, *, samples: int, seed: int, fabric: Fabr
     )
 
 
+def one_device(fabric: Fabric | None) -> Fabric:
+    """The Fabric that was given, or one on the best device of this machine."""
+    return Fabric(accelerator="auto", devices=1) if fabric is None else fabric
+
+
 def evaluate(
     folder: RunFolder,
-    fabric: Fabric,
+    fabric: Fabric | None = None,
     *,
     source: str | None = None,
     directory: Path | None = None,
@@ -63,7 +68,7 @@ def evaluate(
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Predict the test images of a source (the run's own by default), score them, and keep both in the folder."""
-    card = folder.card()
+    fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source
     images = test_images(folder, source, directory=directory, convert=convert)
     model = folder.model().to(fabric.device)
@@ -114,9 +119,10 @@ def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
 
 
 def predict_files(
-    folder: RunFolder, paths: Sequence[Path], fabric: Fabric, *, samples: int = 50, seed: int = 0
+    folder: RunFolder, paths: Sequence[Path], fabric: Fabric | None = None, *, samples: int = 50, seed: int = 0
 ) -> tuple[list[str], Predictive]:
     """What a run makes of picture files and folders of them: their names, and the predictive in the same order."""
+    fabric = one_device(fabric)
     files = [file for path in paths for file in picture_files(path)]
     size, colour = form(folder.card().task)
     arrays = [read_picture(file, name=str(file), size=size, colour=colour) for file in files]

@@ -17,7 +17,7 @@ from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, Noise
 from calgp.nets import Task
-from calgp.runs.evaluation import score
+from calgp.runs.evaluation import one_device, score
 from calgp.runs.folder import Card, RunFolder, build, environment, load_state
 from calgp.runs.run import Run
 
@@ -108,7 +108,7 @@ class TrainingData:
 def train(
     run: Run,
     folder: RunFolder,
-    fabric: Fabric,
+    fabric: Fabric | None = None,
     *,
     data: TrainingData | None = None,
     directory: Path | None = None,
@@ -116,6 +116,7 @@ def train(
     watch: Callable[[Step], None] = lambda step: None,
 ) -> Model:
     """Train a run into its folder. Ctrl-C saves after the step at hand and raises Interrupted."""
+    fabric = one_device(fabric)
     data = TrainingData.of(run, directory) if data is None else data
     task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
     model = build(run, task)

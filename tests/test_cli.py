@@ -1,0 +1,243 @@
+"""Every command as a user types it, in a process of its own where that matters; every mistake gets one sentence."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from calgp import cli
+from calgp.data import load
+from calgp.errors import CalgpError
+
+SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
+
+
+@pytest.fixture
+def run_cli(tmp_path, monkeypatch):
+    """Runs a command in an empty directory: (status, output). A CalgpError is status 1 with its sentence."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("CALGP_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+        if isinstance(result.exception, CalgpError):
+            return 1, str(result.exception)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.output if result.exit_code else result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def cli_run(tmp_path_factory) -> Path:
+    """A small run, trained and evaluated by the command line. Read only."""
+    path = tmp_path_factory.mktemp("cli") / "run"
+    for arguments in (
+        ["train", "--out", str(path), *SMALL, "--holdout", "0.1"],
+        ["evaluate", str(path), "-S", "4"],
+        ["evaluate", str(path), "-S", "4", "--source", "letters"],
+    ):
+        result = CliRunner().invoke(cli.app, arguments)
+        assert result.exit_code == 0, result.output
+    return path
+
+
+def first_row(path: str) -> dict[str, str]:
+    return next(csv.DictReader(Path(path).read_text().splitlines()))
+
+
+def test_every_command_has_help_with_an_example(run_cli):
+    commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+    assert {"train", "evaluate", "predict", "compare", "report", "methods", "sources", "demo"} <= set(commands)
+    for command in commands:
+        status, output = run_cli(command, "--help")
+        assert status == 0
+        assert f"Example: calgp {command}" in " ".join(output.split()), command
+
+
+def test_train_evaluate_compare_report_predict(run_cli, cli_run, tmp_path):
+    assert sorted(path.name for path in cli_run.iterdir()) == [
+        "log.jsonl", "model.safetensors", "predictions-digits.safetensors", "predictions-letters.safetensors",
+        "run.json", "scores-digits.json", "scores-letters.json",
+    ]  # fmt: skip
+    status, output = run_cli("compare", cli_run, "--json")
+    (row,) = json.loads(output)
+    assert status == 0 and row["train_images"] == 180 and set(row["metrics"]) == {"err", "mnll", "ece", "brier"}
+    status, output = run_cli("compare", cli_run, "--csv", "table.csv")
+    assert status == 0 and first_row("table.csv")["method"] == "cnn-gp-sorf"
+    status, output = run_cli("report", cli_run, "--out", "report.html")
+    assert status == 0 and "<html" in Path("report.html").read_text()
+    Image.fromarray(load("digits", "test").x[0, 0].numpy()).save("digit.png")
+    status, output = run_cli("predict", cli_run, "digit.png", "--json", "--csv", "out.csv", "-S", "4")
+    (prediction,) = json.loads(output)
+    assert sum(prediction["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert first_row("out.csv")["label"] == prediction["label"]
+    status, output = run_cli("predict", cli_run, "digit.png", "-S", "4")
+    assert status == 0 and "digit.png" in output
+
+
+def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    status, output = run_cli("evaluate", "copy", "--json", "-S", "2")
+    assert status == 0 and 0 <= json.loads(output)["scores"]["err"] <= 1
+
+
+def test_methods_and_sources_are_listed(run_cli):
+    status, output = run_cli("methods", "--json")
+    assert status == 0 and "cnn-gp-rf" in json.loads(output)
+    assert "cnn-gp-sorf" in run_cli("methods")[1]
+    status, output = run_cli("sources", "--json")
+    here = {row["name"]: row["here"] for row in json.loads(output)}
+    assert here["digits"] and here["letters"] and not here["mnist"]
+    assert "digits" in run_cli("sources")[1]
+
+
+def test_the_shipped_run_predicts_at_once(run_cli):
+    Image.fromarray(load("digits", "test").x[0, 0].numpy()).save("digit.png")
+    status, output = run_cli("predict", "shipped", "digit.png", "--json")
+    assert status == 0
+    assert json.loads(output)[0]["label"] == load("digits", "test").classes[load("digits", "test").y[0]]
+
+
+def test_options_come_from_the_file_then_the_flags_then_set(run_cli):
+    Path("run.toml").write_text(
+        'source = "digits"\nsteps = 3\nseed = 5\n[method]\nname = "cnn-gp-sorf"\ndepth = 2\nwidth = 8\n'
+    )
+    status, output = run_cli("train", "--config", "run.toml", *SMALL, "--out", "run", "--set", "method.keep=0.75")
+    assert status == 0, output
+    run = json.loads(Path("run/run.json").read_text())["run"]
+    assert (run["steps"], run["seed"]) == (10, 5)
+    assert (run["method"]["depth"], run["method"]["width"], run["method"]["keep"]) == (2, 8, 0.75)
+
+
+def test_a_default_run_folder_never_overwrites(run_cli):
+    for _ in range(2):
+        assert run_cli("train", *SMALL, "--method", "cnn")[0] == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["cnn-digits-seed0", "cnn-digits-seed0-2"]
+
+
+def folder_of(path: Path, classes: dict[str, int], size: int = 16) -> str:
+    for name, count in classes.items():
+        (path / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng(number).integers(0, 255, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / name / f"{number}.png")
+    return f"folder:{path}"
+
+
+def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
+    source = folder_of(tmp_path / "mine", {"cat": 10, "dog": 10})
+    status, output = run_cli("train", "--source", source, "--out", "run", "--steps", "3", *SMALL[4:])
+    assert status == 0, output
+    assert run_cli("evaluate", "run", "-S", "2")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "--source", "mnst"], "did you mean 'mnist'"),
+        (["train", "--source", "mnist"], "train-images-idx3-ubyte"),
+        (["train", "--source", "notmnist"], "no 'train' part"),
+        (["train", "--source", "folder:nowhere"], "nowhere"),
+        (["train", "--method", "gp"], "There is no method 'gp'"),
+        (["train", "--backbone", "vgg"], "There is no backbone"),
+        (["train", "--steps", "0"], "steps=0"),
+        (["train", "--epochs", "-2"], "epochs=-2"),
+        (["train", "--batch-size", "-1"], "batch_size=-1"),
+        (["train", "--lr", "0"], "learning_rate=0"),
+        (["train", "--train-size", "15"], "multiple"),
+        (["train", "--train-size", "100000"], "5,?000"),
+        (["train", "--holdout", "2"], "holdout=2"),
+        (["train", "--colour", "blue"], "colour='blue'"),
+        (["train", "--size", "0"], "size=0"),
+        (["train", "--set", "depth"], "NAME=VALUE"),
+        (["train", "--set", "method.dept=2"], "no option 'dept'"),
+        (["train", "--config", "missing.toml"], "missing.toml"),
+        (["train", "--device", "quantum", "--steps", "1"], "device 'quantum'"),
+        (["train", "--precision", "7", "--steps", "1"], "precision '7'"),
+        (["train", "--threads", "0", "--steps", "1"], "threads=0"),
+        (["train", "--resume", "nowhere"], "no run folder"),
+        (["evaluate", "nowhere"], "no run folder"),
+        (["evaluate", "shipped", "-S", "0"], "samples=0"),
+        (["evaluate", "shipped", "--source", "folder:nowhere"], "nowhere"),
+        (["predict", "shipped", "nothing.png"], "does not exist"),
+        (["compare", "nowhere"], "no run folder"),
+        (["report", "nowhere"], "no run folder"),
+        (["sources", "--download", "imagenet"], "imagenet"),
+        (["sources", "--download", "digits"], "no download"),
+    ],
+)  # fmt: skip
+def test_a_mistake_gets_one_clear_sentence(run_cli, arguments, says):
+    status, output = run_cli(*arguments)
+    assert status == 1
+    assert re.search(says, output), output
+    assert "\n" not in output.strip() and "Traceback" not in output
+
+
+def test_bad_folders_get_one_clear_sentence(run_cli, tmp_path):
+    (tmp_path / "empty").mkdir()
+    one = folder_of(tmp_path / "one", {"cat": 4})
+    broken = folder_of(tmp_path / "broken", {"cat": 4, "dog": 4})
+    for number in range(10):  # some of them in the training part
+        (tmp_path / "broken" / "cat" / f"bad{number}.png").write_bytes(b"\x89PNG no")
+    sizes = folder_of(tmp_path / "sizes", {"cat": 4, "dog": 4})
+    Image.new("RGB", (9, 9)).save(tmp_path / "sizes" / "cat" / "small.png")
+    for source, says in (
+        (f"folder:{tmp_path / 'empty'}", "empty"),
+        (one, "one class|two"),
+        (broken, r"bad\d.png"),
+        (sizes, "size"),
+    ):
+        status, output = run_cli("train", "--source", source, "--steps", "1", "--out", "run")
+        assert status == 1 and re.search(says, output), output
+
+
+def test_a_source_with_other_channels_is_refused_by_a_run(run_cli, cli_run, tmp_path):
+    source = folder_of(tmp_path / "mine", {"cat": 10, "dog": 10}, size=28)
+    shutil.copytree(cli_run, tmp_path / "copy")
+    status, output = run_cli("evaluate", "copy", "--source", source)
+    assert status == 1 and "3 × 28 × 28" in output and "--convert" in output
+    assert run_cli("evaluate", "copy", "--source", source, "--convert", "-S", "2")[0] == 0
+
+
+def test_a_run_folder_of_another_version_is_refused(run_cli, cli_run, tmp_path):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    path = tmp_path / "copy" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 7}))
+    status, output = run_cli("evaluate", "copy")
+    assert status == 1 and "format 7" in output
+
+
+def test_the_process_exits_with_one_line_and_no_traceback(tmp_path):
+    """The whole program, as the shell starts it."""
+    result = subprocess.run(
+        [sys.executable, "-m", "calgp", "train", "--source", "mnst"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: There is no image set 'mnst'")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory_is_named(run_cli, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    status, output = run_cli("train", *SMALL, "--out", tmp_path / "locked" / "run")
+    assert status == 1 and "Cannot write in" in output
+
+
+def test_a_file_in_the_way_of_a_folder_is_named(run_cli, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    status, output = run_cli("train", *SMALL, "--out", tmp_path / "file" / "run")
+    assert status == 1 and "Cannot write in" in output
