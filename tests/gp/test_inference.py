@@ -1,0 +1,339 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import reference
+from calgp.gp import (
+    UNMASKED,
+    Bound,
+    DeepGP,
+    Latent,
+    MaskedLinear,
+    Masking,
+    Model,
+    Noise,
+    Predictive,
+    RandomFeatureGP,
+    Softmax,
+    predict,
+    predict_batches,
+)
+
+SEED_ONLY = {"rtol": 0, "atol": 1e-5}  # what may differ with chunks and batches: float32 sums in another order
+
+
+class Toy(Model):
+    """Batch norm, a linear map, a deep process: small, but with everything that prediction must leave alone."""
+
+    def __init__(self, masking=Masking(), *, frequencies="variational", seed=0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.norm = nn.BatchNorm1d(6)
+        self.first = MaskedLinear(6, 8, masking=UNMASKED, bias=True, std=0.5, generator=generator)
+        options = {"frequencies": frequencies, "masking": masking, "generator": generator}
+        self.gp = DeepGP([RandomFeatureGP(8, 5, **options), RandomFeatureGP(13, 4, n_rf=30, **options)])
+        with torch.no_grad():
+            self.gp.layers[-1].weights.weight.mul_(30)  # predictions that differ from sample to sample
+        self.likelihood = Softmax()
+
+    def stem(self, x):
+        return self.first(self.norm(x)).relu()
+
+    def sample(self, h, noise):
+        return Latent(self.gp(h, noise).unflatten(0, (-1, len(h))))
+
+    def kl(self):
+        return self.first.kl() + self.gp.kl()
+
+
+class Point(Model):
+    """A network without any mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = MaskedLinear(6, 4, masking=UNMASKED, bias=True, generator=torch.Generator().manual_seed(0))
+        self.likelihood = Softmax()
+
+    def sample(self, h, noise):
+        return Latent(self.linear(h, noise).unsqueeze(0))
+
+    def kl(self):
+        return torch.zeros(())
+
+
+def images(n=12, seed=0):
+    return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def explicit(model, x, samples, seed=0):
+    """Probabilities of each sample on its own, [S, N, Q], float64: what prediction averages."""
+    model.sites()
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        logits = [model(x, Noise(seed, torch.tensor([s]), torch.arange(len(x)))).mean[0] for s in range(samples)]
+    return reference.softmax(torch.stack(logits).double().numpy())
+
+
+# Prediction
+
+
+@pytest.mark.parametrize("masking", [Masking(), Masking(0.8, "shared"), Masking(0.7, inverted=True)])
+def test_prediction_averages_probabilities_over_samples(masking):
+    """Eq. (10) over explicit samples, in NumPy; the average of logits is something else."""
+    model, x = Toy(masking), images()
+    p = explicit(model, x, 50)
+    result = predict(model, x, samples=50)
+    np.testing.assert_allclose(result.probs, p.mean(0), atol=2e-6)  # float32
+    of_mean_logits = reference.softmax(np.log(p).mean(0))
+    assert np.abs(result.probs.numpy() - of_mean_logits).max() > 0.05
+    assert result.samples == 50
+
+
+def test_uncertainties_equal_numpys():
+    model, x = Toy(), images()
+    p = explicit(model, x, 30, seed=5)
+    result = predict(model, x, samples=30, seed=5)
+    mean = p.mean(0)
+    entropy, expected = reference.entropy(mean), np.mean([reference.entropy(sample) for sample in p], 0)
+    close = {"rtol": 1e-4, "atol": 5e-6}  # float32, differences of sums of squares
+    np.testing.assert_allclose(result.entropy, entropy, **close)
+    np.testing.assert_allclose(result.expected_entropy, expected, **close)
+    np.testing.assert_allclose(result.mutual_information, entropy - expected, **close)
+    np.testing.assert_allclose(result.variance, p.var(0, ddof=1), **close)
+    np.testing.assert_allclose(result.spread, p.std(0, ddof=1), rtol=1e-3, atol=3e-3)
+    np.testing.assert_allclose(result.monte_carlo_error, p.std(0, ddof=1) / math.sqrt(30), rtol=1e-3, atol=6e-4)
+    np.testing.assert_array_equal(result.labels, mean.argmax(-1))
+    np.testing.assert_allclose(result.confidence, mean.max(-1), **close)
+    assert (result.mutual_information > 0.01).any()
+
+
+def test_monte_carlo_error_is_the_scatter_of_repeated_predictions():
+    """Over 60 seeds; the scatter of 60 numbers is known to 9 %, its mean over 48 to far less."""
+    model, x = Toy(), images()
+    results = [predict(model, x, samples=20, seed=seed) for seed in range(60)]
+    found = torch.stack([result.probs for result in results]).var(0).mean().sqrt()
+    stated = torch.stack([result.monte_carlo_error.square() for result in results]).mean().sqrt()
+    assert found.item() == pytest.approx(stated.item(), rel=0.15)
+
+
+@pytest.mark.parametrize("memory", [1, 2_000, 20_000, 10**9])
+def test_memory_does_not_change_the_answer(memory):
+    model, x = Toy(), images()
+    whole, chunked = predict(model, x, samples=33), predict(model, x, samples=33, memory=memory)
+    for name in ("log_probs", "expected_entropy", "variance"):
+        torch.testing.assert_close(getattr(chunked, name), getattr(whole, name), **SEED_ONLY)
+
+
+def test_memory_decides_how_many_samples_are_drawn_at_a_time():
+    model, x = Toy(), images()
+    sizes = []
+    handle = model.gp.register_forward_hook(lambda module, inputs, f: sizes.append(len(f) // 12))
+    predict(model, x, samples=33, memory=1)
+    assert set(sizes[1:]) == {1}
+    sizes.clear()
+    predict(model, x, samples=33)
+    assert max(sizes) == 33
+    handle.remove()
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_batches_and_order_do_not_change_the_answer(size):
+    model, x = Toy(), images()
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    batches = [(x[rows], rows) for rows in order.split(size)]
+    whole, parts = predict(model, x, samples=7), predict(model, batches, samples=7)
+    torch.testing.assert_close(parts.log_probs, whole.log_probs[order], **SEED_ONLY)
+    torch.testing.assert_close(parts.variance, whole.variance[order], **SEED_ONLY)
+
+
+def test_fewer_samples_are_a_prefix_of_more():
+    """The first 20 of 50, and the other 30, recomputed one by one, make the 50."""
+    model, x = Toy(), images()
+    twenty, fifty = predict(model, x, samples=20), predict(model, x, samples=50)
+    p = explicit(model, x, 50)
+    np.testing.assert_allclose(twenty.probs, p[:20].mean(0), atol=2e-6)
+    rest = p[20:].mean(0)
+    np.testing.assert_allclose(fifty.probs, 0.4 * twenty.probs.numpy() + 0.6 * rest, atol=2e-6)
+
+
+def test_same_seed_same_answer_other_seed_another():
+    model, x = Toy(), images()
+    assert torch.equal(predict(model, x, samples=5, seed=1).log_probs, predict(model, x, samples=5, seed=1).log_probs)
+    assert not torch.allclose(predict(model, x, samples=5, seed=1).probs, predict(model, x, samples=5, seed=2).probs)
+
+
+def test_prediction_leaves_the_model_and_the_generators_bit_for_bit():
+    model, x = Toy(), images()
+    model.train()
+    model.norm.eval()
+    model.gp.layers[0].eval()  # a mixed state
+    model(x).mean.sum().backward()
+    state = copy.deepcopy(model.state_dict())
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert set(modes.values()) == {True, False}
+    torch.manual_seed(3)
+    rng = torch.get_rng_state()
+    predict(model, x, samples=9)
+    assert torch.equal(rng, torch.get_rng_state())
+    assert modes == {name: module.training for name, module in model.named_modules()}
+    assert state.keys() == model.state_dict().keys()
+    assert {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"} <= state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        assert gradient is None or torch.equal(parameter.grad, gradient)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_batch_norm_in_training_mode_does_not_make_predictions_depend_on_the_batch():
+    model, x = Toy(), images()
+    model.train()
+    whole = predict(model, x, samples=3)
+    half = predict(model, x[:6], samples=3)
+    torch.testing.assert_close(whole.log_probs[:6], half.log_probs, **SEED_ONLY)
+
+
+def test_between_batches_the_model_and_the_gradients_are_the_callers():
+    model, x = Toy().train(), images()
+    for _ in predict_batches(model, [(x[:6], torch.arange(6)), (x[6:], torch.arange(6, 12))], samples=2):
+        assert model.training
+        assert torch.is_grad_enabled()
+
+
+def test_an_error_inside_leaves_the_model_as_it_was():
+    model = Toy().train()
+    with pytest.raises(RuntimeError):
+        predict(model, torch.ones(3, 7), samples=2)
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_network_without_masks_needs_one_sample_and_has_no_variance():
+    model, x = Point(), images()
+    result = predict(model, x, samples=50)
+    assert result.samples == 1
+    assert (result.variance == 0).all()
+    assert (result.mutual_information <= 1e-6).all()  # two ways to one number, in float32
+    np.testing.assert_allclose(result.probs, explicit(model, x, 1)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e5])
+def test_extreme_logits_predict_finite_log_probabilities_that_sum_to_one(scale):
+    model, x = Toy(), images()
+    with torch.no_grad():
+        model.gp.layers[-1].weights.weight.mul_(scale)
+    result = predict(model, x, samples=20)
+    assert result.log_probs.isfinite().all()
+    assert result.log_probs.min() < -100
+    np.testing.assert_allclose(result.probs.sum(-1), 1, rtol=1e-5)
+    for name in ("entropy", "expected_entropy", "mutual_information", "variance", "monte_carlo_error"):
+        assert getattr(result, name).isfinite().all()
+
+
+def test_parts_are_joined_in_order():
+    model, x = Toy(), images()
+    parts = [predict(model, [(x[rows], rows)], samples=3) for rows in torch.arange(12).split(5)]
+    joined = Predictive.cat(parts)
+    torch.testing.assert_close(joined.log_probs, predict(model, x, samples=3).log_probs, **SEED_ONLY)
+    assert joined.samples == 3
+
+
+def test_some_sample_is_needed():
+    with pytest.raises(ValueError, match="at least 1"):
+        predict(Toy(), images(), samples=0)
+
+
+def test_float64_models_predict_in_float64():
+    result = predict(Toy().double(), images().double(), samples=2)
+    assert result.log_probs.dtype == torch.float64
+
+
+# The bound
+
+
+def test_parts_of_the_bound_are_the_mean_negative_log_likelihood_and_the_kl_per_datum():
+    model, x, y = Toy(Masking(0.3)).double().eval(), images().double(), torch.arange(12) % 4
+    bound = Bound(model, n=500)
+    noise = Noise(1, torch.arange(1), torch.arange(12))
+    nll, kl = bound(x, y, noise)
+    p = reference.softmax(model(x, noise).mean[0].detach().numpy())
+    assert nll.item() == pytest.approx(-np.mean([np.log(p[i, y[i]]) for i in range(12)]), rel=1e-10)
+    squares = 0.5 * sum(v.square().sum().item() for v in (model.first.weight, model.first.bias))
+    for layer in model.gp.layers:
+        ell, omega = layer.kernel.lengthscale.item(), layer.frequencies.weight
+        squares += 0.15 * layer.weights.weight.square().sum().item()
+        squares += 0.15 * ell**2 * omega.square().sum().item() - omega.numel() * math.log(ell)
+    assert kl.item() == pytest.approx(squares / 500, rel=1e-10)
+
+
+def test_three_samples_give_the_average_of_three_bounds():
+    model, x, y = Toy().double().eval(), images().double(), torch.arange(12) % 4
+    bound, rows = Bound(model, n=500), torch.arange(12)
+    together, _ = bound(x, y, Noise(1, torch.arange(3), rows))
+    alone = [bound(x, y, Noise(1, torch.tensor([s]), rows))[0].item() for s in range(3)]
+    assert together.item() == pytest.approx(np.mean(alone), rel=1e-12)
+    assert len({round(value, 6) for value in alone}) == 3
+
+
+def test_bound_without_keys_draws_from_torchs_generator():
+    bound, x, y = Bound(Toy().eval(), n=12), images(), torch.arange(12) % 4
+
+    def nll(seed):
+        torch.manual_seed(seed)
+        return bound(x, y)[0].item()
+
+    assert nll(0) == nll(0)
+    assert nll(0) != nll(1)
+
+
+def test_gradient_of_the_bound_reaches_every_trainable_parameter():
+    bound, x, y = Bound(Toy(), n=12), images(), torch.arange(12) % 4
+    sum(bound(x, y)).backward()
+    for name, parameter in bound.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("frequencies", ["variational", "sorf"])
+def test_minimising_lowers_the_bound_and_its_kl(frequencies):
+    model, x, y = Toy(frequencies=frequencies), images(40), (images(40)[:, 0] > 0).long()
+    bound, rows = Bound(model, n=40), torch.arange(40)
+    optimiser = torch.optim.Adam(bound.parameters(), lr=0.01)
+
+    def estimate():
+        with torch.no_grad():
+            return sum(bound(x, y, Noise(99, torch.arange(50), rows))).item()
+
+    before, kl_before = estimate(), bound.model.kl().item()
+    for step in range(40):
+        optimiser.zero_grad()
+        sum(bound(x, y, Noise(step, torch.arange(1), rows))).backward()
+        optimiser.step()
+    assert estimate() < 0.8 * before
+    assert bound.model.kl().item() < kl_before
+
+
+def test_kl_alone_has_its_minimum_at_zero_weights():
+    """Without data the best q is the prior's centre: M → 0, as π/2 ‖M‖² says."""
+    model = Toy(frequencies="sorf")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    start = model.kl().item()
+    for _ in range(40):
+        optimiser.zero_grad()
+        model.kl().backward()
+        optimiser.step()
+    assert model.kl().item() < 1e-6 * start
+
+
+def test_sites_of_a_bound_are_those_of_its_model():
+    """The bound names masks as prediction does: wrapping changes no key."""
+    model = Toy()
+    before = {name: mask.site for name, mask in model.sites().items()}
+    Bound(model, n=1)
+    assert {name: mask.site for name, mask in model.sites().items()} == before
+    assert list(before) == [f"gp.layers.{i}.{part}.mask" for i in (0, 1) for part in ("frequencies", "weights")]
