@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -62,7 +62,7 @@ def wilson(share: float, n: int, z: float = 1.96) -> Limits:
 def reliability(bins: Bins, *, ece: float, mce: float, colour: str = PALETTE[0]) -> str:
     """Accuracy against confidence (1), with 95 % intervals, and how many images each bin holds."""
     with drawing():
-        figure = canvas(WIDTH, 540)
+        figure = canvas(WIDTH, 500)
         axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.6, 1))
         _draw_reliability(axes, bins, colour)
         axes.set_ylabel("share that is right")
@@ -78,11 +78,11 @@ def reliability(bins: Bins, *, ece: float, mce: float, colour: str = PALETTE[0])
 def reliability_small(bins: Bins, *, label: str, ece: float, colour: str = PALETTE[0]) -> str:
     """A reliability diagram to be set beside others."""
     with drawing():
-        figure = canvas(SMALL, 270)
+        figure = canvas(SMALL, 245)
         axes = figure.subplots()
         _draw_reliability(axes, bins, colour)
-        axes.set(xlabel="confidence", ylabel="right", aspect="equal", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-        axes.text(0.03, 0.98, f"ECE {ece:.4f}", transform=axes.transAxes, va="top", size=11)
+        axes.set(xlabel="confidence", ylabel="share that is right", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+        axes.set_title(f"ECE {ece:.4f}", loc="left", size=12)
         return rendered(figure, f"Reliability diagram of {label}: expected calibration error {ece:.4f}.")
 
 
@@ -91,14 +91,15 @@ def confidence_histogram(confidence: Sequence[float], correct: Sequence[bool], *
     right = [p for p, hit in zip(confidence, correct, strict=True) if hit]
     wrong = [p for p, hit in zip(confidence, correct, strict=True) if not hit]
     with drawing():
-        figure = canvas(WIDTH, 360)
+        figure = canvas(WIDTH, 400)
         upper, lower = figure.subplots(2, 1, sharex=True)
         edges = [k / bins for k in range(bins + 1)]
         for axes, values, name, colour in ((upper, right, "right", RIGHT), (lower, wrong, "wrong", WRONG)):
             if values:
                 axes.hist(values, edges, color=colour, alpha=0.75)
-                _mean_line(axes, fmean(values), f"mean {fmean(values):.0%}")
-            axes.set_title(f"{name}: {_images(len(values))}", loc="left", size=12, weight="bold")
+                axes.axvline(fmean(values), color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
+            mean = f", {fmean(values):.1%} sure on average" if values else ""
+            axes.set_title(f"{name}: {_images(len(values))}{mean}", loc="left", size=12)
             axes.set(xlim=(0, 1), ylabel="images")
             axes.set_ylim(0, axes.get_ylim()[1] if values else 1)
             axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -121,7 +122,7 @@ def entropies(
     most = math.log(classes)
     edges = [k * most / bins for k in range(bins + 1)]
     with drawing():
-        figure = canvas(WIDTH, 330)
+        figure = canvas(WIDTH, 320)
         axes = figure.subplots()
         top = 0.0
         for values, name, colour in ((inside, names[0], INSIDE), (outside, names[1], OUTSIDE)):
@@ -139,7 +140,7 @@ def entropies(
         figure.legend(
             handles, labels, loc="outside upper left", title=heading, alignment="left", title_fontproperties={"weight": "bold", "size": 12},
         )  # fmt: skip
-        axes.set(xlim=(0, most), xlabel=f"entropy in nats (at most log {classes} = {most:.2f})")
+        axes.set(xlim=(0, most), xlabel=f"entropy in nats, at most log {classes} = {most:.2f}")
         return rendered(figure, f"Entropy of predictions on {names[0]} (inside) and {names[1]} (outside).")
 
 
@@ -173,7 +174,7 @@ def training(log: Sequence[Mapping[str, Any]]) -> str:
         return rendered(figure, "Training: negative log-likelihood, KL and learning rate by step.")
 
 
-def dots(metric: str, rows: Sequence[Dot]) -> str:
+def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> str:
     """A metric of several runs with its intervals: less is better, and the best is a filled dot."""
     best = min(row.value for row in rows)
     with drawing():
@@ -189,10 +190,12 @@ def dots(metric: str, rows: Sequence[Dot]) -> str:
                 plain(row.label, 48), (0, place), xytext=(4, 7), textcoords="offset points",
                 xycoords=("axes fraction", "data"), va="bottom", size=11,
             )  # fmt: skip
-        axes.set(ylim=(len(rows) - 0.6, -0.85), xlabel=f"{metric} (less is better)", yticks=range(len(rows)))
+        axes.set(ylim=(len(rows) - 0.6, -0.7), xlabel=f"{metric} (less is better)", yticks=range(len(rows)))
         axes.set_yticklabels([])
         quiet(axes, "y")
         axes.xaxis.set_major_locator(MaxNLocator(5))
+        if unit == "%":
+            axes.xaxis.set_major_formatter(PERCENT)
         axes.margins(x=0.08)
         return rendered(figure, f"{metric} of {len(rows)} runs, with 95 % intervals.")
 
@@ -250,15 +253,6 @@ def _curve(
     marked(line, f"curve-{key}")
     axes.set_ylabel(name)
     axes.yaxis.set_major_locator(MaxNLocator(4))
-
-
-def _mean_line(axes: Axes, mean: float, label: str) -> None:
-    axes.axvline(mean, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
-    side = "right" if mean > 0.25 else "left"
-    axes.annotate(
-        label, (mean, 1), xycoords=("data", "axes fraction"), xytext=(-5 if side == "right" else 5, -4),
-        textcoords="offset points", ha=side, va="top", size=11,
-    )  # fmt: skip
 
 
 def _root_scale(axes: Axes, top: float) -> None:

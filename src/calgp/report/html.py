@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from torch import Tensor, stack
 
 from calgp import metrics
@@ -82,12 +83,20 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
         loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["figure"] = _figure
     page = environment.get_template("report.html").render(runs=runs, comparison=_comparison(runs))
     out = Path(out)
     with reporting(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, page.encode("utf-8", "replace"))
     return out
+
+
+def _figure(svg: str) -> Markup:
+    """A figure in the page, where the style sheet may choose lighter colours for a dark screen."""
+    for place, colour in enumerate(PALETTE):
+        svg = svg.replace(colour, f"var(--c{place}, {colour})")
+    return Markup(svg)  # noqa: S704 (drawn by us; its texts are escaped XML)
 
 
 def _labels(folders: Sequence[RunFolder], cards: Sequence[Card]) -> list[str]:
@@ -99,7 +108,7 @@ def _labels(folders: Sequence[RunFolder], cards: Sequence[Card]) -> list[str]:
 
 
 def _colours(methods: Sequence[str]) -> list[str]:
-    """A colour for each method, the same in all figures."""
+    """A colour for each method, the same in all figures of a page."""
     order = list(dict.fromkeys(methods))
     return [PALETTE[order.index(method) % len(PALETTE)] for method in methods]
 
@@ -322,7 +331,12 @@ def _comparison(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
             ))
             for run, scored in rows
         ],
-        "dots": [figures.dots(METRICS[key][0], [_dot(run, scored, key) for run, scored in rows]) for key in PAPER],
+        "dots": [
+            figures.dots(
+                METRICS[key][0], [_dot(run, scored, key) for run, scored in rows], unit="%" if key == "err" else ""
+            )
+            for key in PAPER
+        ],
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 INK = "#010203"  # stands for currentColor until the figure is an SVG
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # Okabe and Ito (2008): colour-blind safe
-WIDTH = 480  # the unit is a pixel of a phone; a page may show it larger
+WIDTH = 430  # the unit is a pixel of a phone; a page may show it larger
 SMALL = 250
 
 _STYLE = {
@@ -27,10 +27,10 @@ _STYLE = {
     "text.parse_math": False,  # a $ in somebody's folder name is a $
     "axes.unicode_minus": True,
     "font.family": "DejaVu Sans",  # comes with matplotlib, and is wider than the fonts that will be shown
-    "font.size": 12,
-    "axes.labelsize": 12,
-    "xtick.labelsize": 11,
-    "ytick.labelsize": 11,
+    "font.size": 12.5,
+    "axes.labelsize": 12.5,
+    "xtick.labelsize": 11.5,
+    "ytick.labelsize": 11.5,
     "legend.fontsize": 11.5,
     "legend.frameon": False,
     "legend.handlelength": 1.2,
@@ -91,7 +91,7 @@ def rendered(figure: Figure, title: str) -> str:
     for useless in ("metadata", "defs"):  # of the top level: no data about the data, and a style sheet that would leak
         for element in root.findall(f"{{{_SVG}}}{useless}"):
             root.remove(element)
-    root.attrib.update({"stroke-linejoin": "round", "role": "img", "style": f"max-width: {width * 1.25:g}px"})
+    root.attrib.update({"stroke-linejoin": "round", "role": "img", "style": f"max-width: {width * 1.3:g}px"})
     root.attrib["viewBox"] = f"0 0 {width:g} {height:g}"
     _name(root, title)
     _rename(root, hashlib.sha256(file.getvalue().encode() + title.encode()).hexdigest()[:8])
