@@ -1,0 +1,187 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config
+
+import reference
+from calgp.errors import CalgpError
+from calgp.gp import Masking, Noise, predict
+from calgp.methods import METHODS, CnnGp
+from calgp.nets import BACKBONES, LeNet, ResNet, Task
+
+SMALL = LeNet(channels=(3, 2), hidden=(16,))
+DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)
+TASK, TINY = Task(1, 28, 28, 5), Task(3, 8, 8, 4)
+
+
+def build(method, backbone=SMALL, task=TASK, seed=0):
+    return method.build(task, backbone, generator=torch.Generator().manual_seed(seed))
+
+
+def images(n=4, task=TASK, seed=0):
+    return torch.randn(n, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(seed))
+
+
+def test_functions_are_the_process_at_the_features():
+    model, x = build(CnnGp(keep=1.0, keep_filters=1.0, frequencies="sorf")).double(), images().double()
+    c = model.features(model.features.stem(x))
+    torch.testing.assert_close(model(x).mean, model.gp(c).unsqueeze(0))
+    (layer,) = model.gp.layers
+    expected = layer.phi(c).detach().numpy() @ layer.weights.weight.detach().numpy()
+    np.testing.assert_allclose(model(x).mean[0].detach(), expected, rtol=1e-10)
+
+
+def test_sites_of_the_papers_rf_and_sorf():
+    features = ["features.convolutions.1.mask"]
+    rf = ["gp.layers.0.frequencies.mask", "gp.layers.0.weights.mask"]
+    assert list(build(CnnGp(frequencies="variational")).sites()) == features + rf
+    assert list(build(CnnGp(frequencies="sorf")).sites()) == features + rf[1:]
+
+
+def test_samples_of_a_model_are_what_each_would_be_alone():
+    model = build(CnnGp(depth=2, width=3), DEEP, TINY).double().eval()
+    model.sites()
+    x = images(3, TINY).double()
+    together = model(x, Noise(0, torch.arange(4), torch.arange(3))).mean
+    assert together.shape == (4, 3, 4)
+    for s in range(4):
+        alone = model(x[[2]], Noise(0, torch.tensor([s]), torch.tensor([2]))).mean
+        torch.testing.assert_close(together[s, 2], alone[0, 0], rtol=1e-10, atol=1e-10)
+
+
+def test_keeps_of_weights_filters_and_frequencies_are_separate():
+    model = build(CnnGp(keep=0.3, keep_filters=0.8, keep_omega=0.9, granularity="shared", inverted=True))
+    found = {name: mask.masking for name, mask in model.sites().items()}
+    assert found == {
+        "features.convolutions.1.mask": Masking(0.8, "shared", True),
+        "gp.layers.0.frequencies.mask": Masking(0.9, "shared", True),
+        "gp.layers.0.weights.mask": Masking(0.3, "shared", True),
+    }
+
+
+def test_every_parameter_is_counted_once_in_the_kl():
+    """∂KL/∂M by the kind of parameter: M (no mask, biases), π_ψ M, π_w M, π_Ω ℓ² M; batch norm and θ not at all."""
+    method = CnnGp(depth=2, width=3, keep=0.3, keep_filters=0.8, keep_omega=0.9, lengthscale=2.0)
+    model = build(method, DEEP, TINY).double()
+    model.kl().backward()
+    counted = set()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "log_" in name:
+            assert parameter.grad is None
+            continue
+        factor = (
+            1.0 if name == "features.first.weight" else
+            0.8 if name.startswith("features") else
+            0.9 * 4 if "frequencies" in name else
+            0.3
+        )  # fmt: skip
+        torch.testing.assert_close(parameter.grad, factor * parameter.detach(), rtol=1e-6, atol=1e-12)  # ℓ in float32
+        counted.add(factor)
+    assert len(counted) == 4
+
+
+@pytest.mark.parametrize("ard", [False, True])
+def test_kl_of_a_small_model_by_enumerating_all_masks(ard):
+    """Differences of E_q[−log p(Ψ, Ω, W)] between models are differences of `kl`."""
+    found = []
+    for seed in range(2):
+        method = CnnGp(keep=0.3, keep_filters=0.8, keep_omega=0.6, n_rf=3, ard=ard, lengthscale=1.0 + seed)
+        model = build(method, ResNet(n=1, widths=(2, 2, 3), pad_to=4), Task(1, 4, 4, 2), seed).double()
+        values = {name: p.detach().numpy() for name, p in model.named_parameters()}
+        cost = reference.minus_log_normal(values["features.first.weight"], 1.0)
+        for name, value in values.items():
+            if "convolution" in name:
+                cost += reference.expected_minus_log_prior(value.swapaxes(0, 1), 0.8)
+        cost += reference.expected_minus_log_prior(values["gp.layers.0.frequencies.weight"], 0.6, std=1 / (1.0 + seed))
+        cost += reference.expected_minus_log_prior(values["gp.layers.0.weights.weight"], 0.3)
+        found.append(model.kl().item() - cost)
+    assert found[0] == pytest.approx(found[1], abs=1e-5)  # log ℓ is kept in float32
+
+
+def test_frequencies_are_as_many_as_inputs_unless_told():
+    d = build(CnnGp()).features.out_features
+    deep = build(CnnGp(depth=3, width=7, ratio=2)).gp.layers
+    assert [(layer.in_features, layer.out_features, layer.n_rf) for layer in deep] == [
+        (d, 7, 2 * d),
+        (7 + d, 7, 2 * (7 + d)),
+        (7 + d, 5, 2 * (7 + d)),
+    ]
+    assert build(CnnGp(n_rf=11)).gp.layers[0].n_rf == 11
+    assert build(CnnGp(depth=2), DEEP, TINY).gp.layers[0].out_features == 5  # hidden width d by default
+
+
+def test_lengthscale_is_the_root_of_d_and_one_in_the_papers_presets():
+    d = build(CnnGp()).features.out_features
+    assert build(CnnGp()).gp.layers[0].kernel.lengthscale.item() == pytest.approx(math.sqrt(d))
+    for name in ("cnn-gp-rf-paper", "cnn-gp-sorf-paper"):
+        assert build(METHODS[name]).gp.layers[0].kernel.lengthscale.item() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "learned"),
+    [
+        ({}, set()),
+        ({"learn_theta": True}, {"log_sigma"}),
+        ({"learn_theta": True, "ard": True}, {"log_lengthscale"}),
+        ({"learn_theta": True, "kernel": "rbf"}, {"log_sigma", "log_lengthscale"}),
+        ({"learn_theta": True, "kernel": "rbf", "per_output": True}, {"log_sigma", "log_lengthscale"}),
+    ],
+)
+def test_theta_is_learned_only_on_request_and_then_gets_gradients(options, learned):
+    model = build(CnnGp(frequencies="sorf", **options))
+    model(images()).mean.square().sum().backward()
+    kernel = model.gp.layers[0].kernel
+    assert {name for name, p in kernel.named_parameters() if p.grad is not None and p.grad.any()} == learned
+    outputs = 5 if options.get("per_output") else None
+    assert kernel.log_sigma.shape == ((5, 1) if outputs else (1,))
+
+
+def test_published_sizes():
+    """CNN+GP on LeNet: 4096 features and as many frequencies; SORF keeps three signs for each, RF a whole matrix."""
+    task = Task(1, 28, 28, 10)
+    sorf = build(CnnGp(frequencies="sorf"), BACKBONES["lenet"], task).gp.layers[0]
+    assert sorf.frequencies.signs.shape == (3, 1, 4096)
+    assert sorf.weights.weight.shape == (4096, 10)
+    rf = build(CnnGp(frequencies="variational"), BACKBONES["lenet"], task).gp.layers[0]
+    assert rf.frequencies.weight.shape == (4096, 4096)
+
+
+@pytest.mark.parametrize("granularity", ["element", "channel", "shared"])
+def test_prediction_keeps_batch_norm_and_does_not_depend_on_the_batch(granularity):
+    model, x = build(CnnGp(granularity=granularity), DEEP, TINY).train(), images(6, TINY)
+    model(x)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    whole, part = predict(model, x, samples=4), predict(model, [(x[3:], torch.arange(3, 6))], samples=4)
+    torch.testing.assert_close(whole.log_probs[3:], part.log_probs, rtol=0, atol=1e-5)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 0}, "depth=0"),
+        ({"n_rf": 0}, "n_rf=0"),
+        ({"ratio": -1}, "ratio=-1"),
+        ({"width": 0}, "width=0"),
+        ({"keep": 0.0}, "keep"),
+        ({"keep_filters": 1.5}, "keep"),
+        ({"keep_omega": -0.5}, "keep"),
+        ({"lengthscale": 0.0}, "positive"),
+        ({"sigma": -1.0}, "positive"),
+        ({"granularity": "pixel"}, "granularity"),
+        ({"frequencies": "fourier"}, "frequencies='fourier'"),
+        ({"kernel": "matern"}, "kernel='matern'"),
+        ({"kernel": "arc-cosine-0"}, "no gradient"),
+        ({"per_output": True}, "per_output"),
+    ],
+)
+def test_wrong_options_raise_an_error_that_names_them(options, message, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # as users run it, without run-time checks of types
+    with pytest.raises(CalgpError, match=message):
+        CnnGp(**options)
+    with pytest.raises(CalgpError, match=message):
+        dataclasses.replace(CnnGp(), **options)

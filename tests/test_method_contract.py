@@ -1,0 +1,150 @@
+"""What holds for every method there is; a new one is tested by being listed in METHODS."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from calgp.gp import Bound, Noise, predict
+from calgp.methods import METHODS
+from calgp.nets import LeNet, ResNet, Task
+
+LENET = LeNet(channels=(8, 8), hidden=(32,))
+RESNET = ResNet(n=1, widths=(4, 8, 8), pad_to=8)
+TASKS = {"grey-10": Task(1, 28, 28, 10), "colour-100": Task(3, 32, 32, 100), "grey-2": Task(1, 28, 28, 2)}
+TOY = Task(1, 8, 8, 3)
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def build(name, task=TOY, backbone=RESNET, seed=0):
+    return METHODS[name].build(task, backbone, generator=torch.Generator().manual_seed(seed))
+
+
+def images(n, task=TOY, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, task.channels, task.height, task.width, generator=generator)
+
+
+def blobs(n, task=TOY):
+    """A bright spot whose place tells the class, in noise."""
+    y = torch.arange(n) % task.classes
+    x = 0.5 * images(n, task)
+    for i, label in enumerate(y.tolist()):
+        x[i, :, 2 * label : 2 * label + 3, 2 * label : 2 * label + 3] += 2
+    return x, y
+
+
+@every_method
+@pytest.mark.parametrize("task", TASKS)
+def test_it_builds_and_predicts_probabilities(name, task):
+    model = build(name, TASKS[task], LENET)
+    result = predict(model, images(3, TASKS[task]), samples=3)
+    assert result.log_probs.shape == (3, TASKS[task].classes)
+    assert result.log_probs.dtype == torch.float32
+    assert result.log_probs.isfinite().all()
+    torch.testing.assert_close(result.probs.sum(-1), torch.ones(3), rtol=0, atol=1e-5)
+    for column in ("entropy", "expected_entropy", "variance", "mutual_information", "monte_carlo_error"):
+        assert getattr(result, column).isfinite().all()
+
+
+@every_method
+@pytest.mark.parametrize("backbone", [LENET, RESNET], ids=["lenet", "resnet"])
+def test_some_steps_lower_the_estimate_of_the_bound(name, backbone):
+    task = TOY if backbone is RESNET else Task(1, 28, 28, 3)
+    model, (x, y) = build(name, task, backbone), blobs(48, task)
+    bound, rows = Bound(model, n=len(y)), torch.arange(len(y))
+    optimiser = torch.optim.Adam(bound.parameters(), lr=3e-3)
+
+    def estimate():
+        with torch.no_grad():
+            return sum(bound(x, y, Noise(10**6, torch.arange(4), rows))).item()
+
+    before = estimate()
+    for step in range(15):
+        optimiser.zero_grad()
+        loss = sum(bound(x, y, Noise(step, torch.arange(1), rows)))
+        loss.backward()
+        assert loss.isfinite()
+        optimiser.step()
+    assert estimate() < before
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@every_method
+def test_same_generator_gives_the_same_model_and_leaves_torchs_own_alone(name):
+    before = torch.get_rng_state()
+    one, same, other = (build(name, seed=seed).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+@every_method
+def test_state_dict_in_a_fresh_model_gives_the_same_predictions(name):
+    model, x = build(name), images(5)
+    with torch.no_grad():
+        model.train()(x)  # batch norm's statistics have moved
+    fresh = build(name, seed=1)
+    fresh.load_state_dict(model.state_dict())
+    one, other = (predict(m, x, samples=4, seed=2) for m in (model, fresh))
+    assert torch.equal(one.log_probs, other.log_probs)
+
+
+@every_method
+def test_predictions_depend_on_the_seed_and_not_on_batches_or_memory(name):
+    model, x = build(name), images(6)
+    whole = predict(model, x, samples=6, seed=1).log_probs
+    order = torch.tensor([5, 0, 3, 1, 4, 2])
+    parts = predict(model, [(x[rows], rows) for rows in order.split(4)], samples=6, seed=1, memory=1).log_probs
+    torch.testing.assert_close(parts, whole[order], rtol=0, atol=1e-5)
+    same_for_all_seeds = torch.equal(whole, predict(model, x, samples=6, seed=2).log_probs)
+    assert same_for_all_seeds == (not model.sites())
+
+
+@every_method
+def test_prediction_leaves_model_and_generator_bit_for_bit(name):
+    model, x = build(name).train(), images(4)
+    next(model.children()).eval()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    before = torch.get_rng_state()
+    predict(model, x, samples=3)
+    assert torch.equal(before, torch.get_rng_state())
+    assert modes == [module.training for module in model.modules()]
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+@every_method
+def test_stem_and_sample_are_the_model(name):
+    model, x = build(name).eval(), images(4)
+    model.sites()
+    noise = Noise(0, torch.arange(2), torch.arange(4))
+    together = model(x, noise).mean
+    assert together.shape == (2 if model.sites() else 1, 4, 3)
+    assert torch.equal(together, model.sample(model.stem(x), noise).mean)
+
+
+@every_method
+def test_kl_is_a_finite_number_and_takes_no_part_in_randomness(name):
+    model = build(name)
+    assert model.kl().shape == ()
+    assert model.kl().isfinite()
+    assert torch.equal(model.kl(), model.kl())
+
+
+@every_method
+def test_it_works_without_keys_in_anybodys_loop(name):
+    model, (x, y) = build(name), blobs(6)
+    sum(Bound(model, n=6)(x, y)).backward()
+    assert any(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+@every_method
+def test_it_is_a_frozen_value_with_a_summary(name):
+    method = METHODS[name]
+    assert method.summary
+    assert dataclasses.replace(method) == method
+    assert hash(method) == hash(dataclasses.replace(method))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.summary = "other"
