@@ -6,6 +6,8 @@ The shelf: names are fetched from their rooms when first used, so that `calgp --
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from calgp._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from calgp.data import Images, from_dataset, load
     from calgp.errors import CalgpError
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from calgp.nets import BACKBONES
     from calgp.report import write_report
     from calgp.runs import Run, RunFolder, TrainingData, compare, evaluate, shipped_run, train
-
-__version__ = "0.1.0"
 
 _ROOMS = {
     "calgp.data": ("Images", "from_dataset", "load"),

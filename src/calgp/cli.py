@@ -2,17 +2,15 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
 from rich.table import Table
 
-from calgp import __version__
+from calgp._version import __version__
 from calgp.errors import CalgpError
 
 app = typer.Typer(
@@ -42,7 +40,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        err.print(f"[bold red]Error:[/] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
@@ -86,7 +84,7 @@ def train(
 
     Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
     """
-    from calgp import runs
+    from calgp import runs, show
 
     given = {
         "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
@@ -100,7 +98,7 @@ def train(
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
     fabric = _fabric(device, precision, threads)
     images = runs.TrainingData.of(run, data)
-    with _training_bar(f"Training {run.label} on {run.source}") as watch:
+    with show.training_bar(f"Training {run.label} on {run.source}") as watch:
         try:
             runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
         except runs.Interrupted as interrupted:
@@ -124,18 +122,18 @@ def evaluate(
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
-    from calgp import runs
+    from calgp import runs, show
 
     _positive("samples", samples)
     folder = _writable(_folder(run))
     fabric = _fabric(device, "32-true", threads)
-    with _bar(f"Predicting, {samples} samples") as advance:
+    with show.bar(f"Predicting, {samples} samples") as advance:
         found = runs.evaluate(
             folder, fabric, source=source, directory=data, samples=samples, seed=seed, convert=convert, watch=advance
         )
     if as_json:
         return print(json.dumps(found.summary))
-    out.print(_evaluation_table(found.summary))
+    out.print(show.evaluation_table(found.summary))
 
 
 @app.command()
@@ -153,19 +151,19 @@ def predict(
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
-    from calgp import runs
+    from calgp import runs, show
 
     _positive("samples", samples)
     folder = _folder(run)
     names, predicted = runs.predict_files(
         folder, images, _fabric(device, "32-true", threads), samples=samples, seed=seed
     )
-    rows = _prediction_rows(names, predicted, folder.card().classes)
+    rows = show.prediction_rows(names, predicted, folder.card().classes)
     if csv is not None:
-        _write_csv(csv, rows)
+        show.write_csv(csv, rows)
     if as_json:
         return print(json.dumps(rows))
-    out.print(_prediction_table(rows))
+    out.print(show.prediction_table(rows))
 
 
 @app.command()
@@ -180,14 +178,14 @@ def compare(
     """
     import dataclasses
 
-    from calgp import runs
+    from calgp import runs, show
 
     rows = runs.compare([folder for path in run for folder in _run_folders(path)])
     if csv is not None:
-        _write_csv(csv, [_flat_row(row) for row in rows])
+        show.write_csv(csv, [show.flat_row(row) for row in rows])
     if as_json:
         return print(json.dumps([dataclasses.asdict(row) for row in rows]))
-    out.print(_comparison_table(rows))
+    out.print(show.comparison_table(rows))
 
 
 @app.command()
@@ -223,7 +221,7 @@ def methods(as_json: JsonOption = False) -> None:
     table = Table("method", "what it is", "options (--set method.NAME=VALUE)")
     for name, method in METHODS.items():
         options = dataclasses.asdict(method)  # type: ignore[call-overload]
-        table.add_row(name, method.summary, _plain(", ".join(f"{key}={value}" for key, value in options.items())))
+        table.add_row(name, method.summary, escape(", ".join(f"{key}={value}" for key, value in options.items())))
     out.print(table)
 
 
@@ -238,9 +236,10 @@ def sources(
     Example: calgp sources --download mnist
     """
     from calgp import data as pictures
+    from calgp import show
 
     if download is not None:
-        with _bar(f"Downloading {download}") as advance:
+        with show.bar(f"Downloading {download}") as advance:
             done = 0
 
             def progress(now: int, total: int) -> None:
@@ -274,7 +273,7 @@ def demo(
     """
     import shutil
 
-    from calgp import runs
+    from calgp import runs, show
     from calgp.report import write_report
 
     fabric = _fabric("cpu", "32-true", threads)
@@ -289,13 +288,13 @@ def demo(
         }
         run, target = runs.from_json(options), runs.RunFolder(folder / method)
         shutil.rmtree(target.path, ignore_errors=True)
-        with _training_bar(f"Training {method} on 5,000 digits") as watch:
+        with show.training_bar(f"Training {method} on 5,000 digits") as watch:
             runs.train(run, target, fabric, watch=watch)
         for source, what in (("digits", "1,000 test digits"), ("letters", "1,000 letters")):
-            with _bar(f"Predicting {what}") as advance:
+            with show.bar(f"Predicting {what}") as advance:
                 runs.evaluate(target, fabric, source=source, watch=advance)
         folders.append(target)
-    out.print(_comparison_table(runs.compare(folders)))
+    out.print(show.comparison_table(runs.compare(folders)))
     out.print("AUROC: how well the entropy of the predictions tells letters from digits (0.5: not at all, 1: always).")
     out.print(f"Report: {write_report(folders, folder / 'report.html').resolve()}", soft_wrap=True)
 
@@ -409,131 +408,3 @@ def _free(path: Path) -> Path:
 def _positive(name: str, value: int) -> None:
     if value < 1:
         raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
-
-
-def _plain(text: str) -> str:
-    """Text in which rich sees no markup."""
-    return text.replace("[", "\\[")
-
-
-@contextmanager
-def _training_bar(title: str) -> Iterator[Any]:
-    """A bar with the two parts of the bound, smoothed, and the time that is left."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), TextColumn("{task.fields[bound]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=err) as bar:
-        task = bar.add_task(title, total=None, bound="")
-        smoothed: list[float] = []
-
-        def watch(step: Any) -> None:
-            if step.step % 10 and step.step != step.steps:
-                return bar.update(task, completed=step.step, total=step.steps)
-            smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
-            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
-            bar.update(task, completed=step.step, total=step.steps, bound=bound)
-
-        yield watch
-
-
-@contextmanager
-def _bar(title: str) -> Iterator[Any]:
-    """A bar over a known amount: call with (how much more, how much in all)."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda more, total: bar.update(task, advance=more, total=total)
-
-
-def _evaluation_table(summary: dict[str, Any]) -> Table:
-    kind = "outside the run's classes" if summary["outside"] else "the run's own classes"
-    title = f"{summary['source']}: {summary['n']:,} test images, {kind}, {summary['samples']} samples"
-    table = Table("", "value", "95 % interval", title=title, title_justify="left")
-    if not summary["outside"]:
-        for name, value in summary["scores"].items():
-            low, high = summary["intervals"].get(name, (None, None))
-            interval = "" if low is None else f"{low:.4f} … {high:.4f}"
-            if name != "n":
-                table.add_row(name.upper() if name in ("err", "mnll", "ece", "mce", "brier") else f"mean {name}",
-                              f"{value:.4f}", interval)  # fmt: skip
-        return table
-    table.add_row("mean entropy", f"{summary['mean_entropy']:.4f}", "")
-    for name, found in (summary["ood"] or {}).items():
-        for key, number in found.items():
-            low, high = number["interval"]
-            table.add_row(
-                f"{key.upper()} by {name.replace('_', ' ')}", f"{number['value']:.4f}", f"{low:.4f} … {high:.4f}"
-            )
-    if not summary["ood"]:
-        table.caption = "Evaluate the run's own test images first to see how well doubt tells the two apart."
-    return table
-
-
-def _prediction_rows(names: list[str], predicted: Any, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    columns = zip(
-        names, predicted.labels.tolist(), predicted.probs.tolist(), predicted.entropy.tolist(),
-        predicted.mutual_information.tolist(), predicted.monte_carlo_error.amax(-1).tolist(), strict=True,
-    )  # fmt: skip
-    return [
-        {"file": name, "label": classes[label], "probability": probs[label], "entropy": entropy,
-         "mutual_information": information, "monte_carlo_error": error,
-         "probabilities": dict(zip(classes, probs, strict=True))}
-        for name, label, probs, entropy, information, error in columns
-    ]  # fmt: skip
-
-
-def _prediction_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("file", "label", "probability", "entropy", "of it epistemic", "next best")
-    for row in rows:
-        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
-        second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
-        error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
-        numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
-        table.add_row(_plain(row["file"]), _plain(row["label"]), *numbers, _plain(second))
-    return table
-
-
-def _comparison_table(rows: list[Any]) -> Table:
-    from calgp.runs.comparison import METRICS
-
-    outside = sorted({source for row in rows for source in row.auroc})
-    table = Table("method", "network", "images", "steps", "seeds", *(name.upper() for name in METRICS),
-                  *(f"AUROC {source}" for source in outside))  # fmt: skip
-    for row in rows:
-        numbers = [row.metrics[name] for name in METRICS] + [row.auroc.get(source) for source in outside]
-        table.add_row(
-            row.method, row.backbone, f"{row.train_images:,} {row.source}", f"{row.steps:,}", str(len(row.seeds)),
-            *("" if number is None else _number(*number) for number in numbers),
-        )  # fmt: skip
-    return table
-
-
-def _number(value: float, error: float | None) -> str:
-    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
-
-
-def _flat_row(row: Any) -> dict[str, Any]:
-    flat = {"method": row.method, "network": row.backbone, "source": row.source, "train_images": row.train_images}
-    flat |= {"steps": row.steps, "seeds": " ".join(map(str, row.seeds))}
-    for name, (value, error) in (row.metrics | {f"auroc_{k}": v for k, v in row.auroc.items()}).items():
-        flat |= {name: value, f"{name}_se": error}
-    return flat
-
-
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    import csv
-    import io
-
-    from calgp.runs.folder import reporting, write_whole
-
-    flat = [
-        {key: value for key, value in row.items() if not isinstance(value, dict)}
-        | {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
-        for row in rows
-    ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
-    writer.writeheader()
-    writer.writerows(flat)
-    with reporting(path.parent):
-        write_whole(path, text.getvalue().encode())

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, safe_open, save
 from torch import Tensor
 
+from calgp._version import __version__
 from calgp.errors import CalgpError
 from calgp.gp import Model
 from calgp.nets import Task
@@ -227,8 +228,6 @@ def reporting(path: Path) -> Iterator[None]:
 
 def environment(command: list[str] | None = None) -> dict[str, Any]:
     """What a run was made by."""
-    from calgp import __version__
-
     return {
         "calgp": __version__,
         "torch": torch.__version__,

@@ -1,0 +1,143 @@
+"""What the command line shows: progress bars, tables, CSV files."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from calgp.gp import Predictive
+from calgp.runs.comparison import METRICS, Row
+from calgp.runs.folder import reporting, write_whole
+from calgp.runs.training import Step
+
+PROGRESS = Console(stderr=True)
+SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
+
+
+@contextmanager
+def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
+    """A bar with the two parts of the bound, smoothed, and the time that is left."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), TextColumn("{task.fields[bound]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=PROGRESS) as bar:
+        task = bar.add_task(title, total=None, bound="")
+        smoothed: list[float] = []
+
+        def watch(step: Step) -> None:
+            if step.step % 10 and step.step != step.steps:
+                return bar.update(task, completed=step.step, total=step.steps)
+            smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
+            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
+            bar.update(task, completed=step.step, total=step.steps, bound=bound)
+
+        yield watch
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over a known amount: call with (how much more, how much in all)."""
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda more, total: bar.update(task, advance=more, total=total)
+
+
+def evaluation_table(summary: dict[str, Any]) -> Table:
+    """The scores of an evaluation with their intervals; for outside images, what their doubt tells."""
+    kind = "outside the run's classes" if summary["outside"] else "the run's own classes"
+    title = f"{summary['source']}: {summary['n']:,} test images, {kind}, {summary['samples']} samples"
+    table = Table("", "value", "95 % interval", title=title, title_justify="left")
+    if not summary["outside"]:
+        for name, value in summary["scores"].items():
+            low, high = summary["intervals"].get(name, (None, None))
+            interval = "" if low is None else f"{low:.4f} … {high:.4f}"
+            if name != "n":
+                table.add_row(name.upper() if name in SHORT else f"mean {name}", f"{value:.4f}", interval)
+        return table
+    table.add_row("mean entropy", f"{summary['mean_entropy']:.4f}", "")
+    for name, found in (summary["ood"] or {}).items():
+        for key, number in found.items():
+            low, high = number["interval"]
+            table.add_row(
+                f"{key.upper()} by {name.replace('_', ' ')}", f"{number['value']:.4f}", f"{low:.4f} … {high:.4f}"
+            )
+    if not summary["ood"]:
+        table.caption = "Evaluate the run's own test images first to see how well doubt tells the two apart."
+    return table
+
+
+def prediction_rows(names: list[str], predicted: Predictive, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What is told of each picture, as plain data."""
+    columns = zip(
+        names, predicted.labels.tolist(), predicted.probs.tolist(), predicted.entropy.tolist(),
+        predicted.mutual_information.tolist(), predicted.monte_carlo_error.amax(-1).tolist(), strict=True,
+    )  # fmt: skip
+    return [
+        {"file": name, "label": classes[label], "probability": probs[label], "entropy": entropy,
+         "mutual_information": information, "monte_carlo_error": error,
+         "probabilities": dict(zip(classes, probs, strict=True))}
+        for name, label, probs, entropy, information, error in columns
+    ]  # fmt: skip
+
+
+def prediction_table(rows: list[dict[str, Any]]) -> Table:
+    """One line a picture."""
+    table = Table("file", "label", "probability", "entropy", "of it epistemic", "next best")
+    for row in rows:
+        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
+        second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
+        error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
+        numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+        table.add_row(escape(row["file"]), escape(row["label"]), *numbers, escape(second))
+    return table
+
+
+def comparison_table(rows: list[Row]) -> Table:
+    """One line a setting: mean ± standard error over its seeds."""
+    outside = sorted({source for row in rows for source in row.auroc})
+    table = Table("method", "network", "images", "steps", "seeds", *(name.upper() for name in METRICS),
+                  *(f"AUROC {source}" for source in outside))  # fmt: skip
+    for row in rows:
+        numbers = [row.metrics[name] for name in METRICS] + [row.auroc.get(source) for source in outside]
+        table.add_row(
+            row.method, row.backbone, f"{row.train_images:,} {row.source}", f"{row.steps:,}", str(len(row.seeds)),
+            *("" if value is None else number(*value) for value in numbers),
+        )  # fmt: skip
+    return table
+
+
+def number(value: float, error: float | None) -> str:
+    """A mean, with its standard error if there is one."""
+    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
+
+
+def flat_row(row: Row) -> dict[str, Any]:
+    """A row of a comparison for a CSV file."""
+    flat = {"method": row.method, "network": row.backbone, "source": row.source, "train_images": row.train_images}
+    flat |= {"steps": row.steps, "seeds": " ".join(map(str, row.seeds))}
+    for name, (value, error) in (row.metrics | {f"auroc_{k}": v for k, v in row.auroc.items()}).items():
+        flat |= {name: value, f"{name}_se": error}
+    return flat
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows of plain data; probabilities become one column a class."""
+    flat = [
+        {key: value for key, value in row.items() if not isinstance(value, dict)}
+        | {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
+        for row in rows
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
+    writer.writeheader()
+    writer.writerows(flat)
+    with reporting(path.parent):
+        write_whole(path, text.getvalue().encode())
