@@ -15,6 +15,7 @@ OVER, UNDER = PALETTE[5], PALETTE[4]  # more confident than right; less confiden
 RIGHT, WRONG = PALETTE[0], PALETTE[5]
 INSIDE, OUTSIDE = PALETTE[0], PALETTE[1]
 Limits = tuple[float, float]
+Corner = Literal["lower right", "upper right"]
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.3g} %")
 
 
@@ -98,7 +99,7 @@ def confidence_histogram(confidence: Sequence[float], correct: Sequence[bool], *
             if values:
                 axes.hist(values, edges, color=colour, alpha=0.75)
                 axes.axvline(fmean(values), color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
-            mean = f", {fmean(values):.1%} sure on average" if values else ""
+            mean = f", {100 * fmean(values):.1f} % sure on average" if values else ""
             axes.set_title(f"{name}: {_images(len(values))}{mean}", loc="left", size=12)
             axes.set(xlim=(0, 1), ylabel="images")
             axes.set_ylim(0, axes.get_ylim()[1] if values else 1)
@@ -137,9 +138,10 @@ def entropies(
         _root_scale(axes, top)
         handles, labels = axes.get_legend_handles_labels()
         heading = None if auroc is None else f"AUROC {auroc[0]:.3f} ({auroc[1][0]:.3f} – {auroc[1][1]:.3f})"
+        bold = {"weight": "bold", "size": 12}
         figure.legend(
-            handles, labels, loc="outside upper left", title=heading, alignment="left", title_fontproperties={"weight": "bold", "size": 12},
-        )  # fmt: skip
+            handles, labels, loc="outside upper left", title=heading, alignment="left", title_fontproperties=bold
+        )
         axes.set(xlim=(0, most), xlabel=f"entropy in nats, at most log {classes} = {most:.2f}")
         return rendered(figure, f"Entropy of predictions on {names[0]} (inside) and {names[1]} (outside).")
 
@@ -181,13 +183,14 @@ def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> st
         figure = canvas(WIDTH, 70 + 40 * len(rows))
         axes = figure.subplots()
         for place, row in enumerate(rows):
-            if row.interval is not None:
+            if row.interval is not None and all(map(math.isfinite, row.interval)):
                 axes.hlines(place, *row.interval, color=row.colour, linewidth=2.2)
             face = row.colour if row.value == best else "none"
             (dot,) = axes.plot(row.value, place, "o", color=row.colour, markerfacecolor=face, markersize=8, mew=2)
             marked(dot, "dot")
+            label = plain(row.label, 48) if math.isfinite(row.value) else f"{plain(row.label, 42)} ({row.value})"
             axes.annotate(
-                plain(row.label, 48), (0, place), xytext=(4, 7), textcoords="offset points",
+                label, (0, place), xytext=(4, 9), textcoords="offset points",
                 xycoords=("axes fraction", "data"), va="bottom", size=11,
             )  # fmt: skip
         axes.set(ylim=(len(rows) - 0.6, -0.7), xlabel=f"{metric} (less is better)", yticks=range(len(rows)))
@@ -269,7 +272,7 @@ def _labels(axes: Axes) -> list[str]:
     return axes.get_legend_handles_labels()[1]
 
 
-def _legend(axes: Axes, wanted: Sequence[str], loc: str = "lower right") -> None:
+def _legend(axes: Axes, wanted: Sequence[str], loc: Corner = "lower right") -> None:
     """A legend with each label once."""
     handles, labels = axes.get_legend_handles_labels()
     unique = {label: handle for label, handle in zip(labels, handles, strict=True) if label in wanted}

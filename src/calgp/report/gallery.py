@@ -21,7 +21,7 @@ class Picture:
 
     uri: str
     name: str
-    truth: str | None  # None: the image is of no class that the model knows
+    truth: str
     label: str
     confidence: str
     entropy: str
@@ -46,7 +46,7 @@ def galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ..
         ("Most certain", "The lowest entropy.", by_entropy(columns, descending=False)),
     ]
     return [
-        Gallery(title, note, pictures(images, columns, index[:SHOWN], images.classes, classes))
+        Gallery(title, note, pictures(images, columns, index[:SHOWN], classes))
         for title, note, index in found
         if len(index)
     ]
@@ -58,9 +58,7 @@ def outside_galleries(images: Images, columns: dict[str, Tensor], classes: tuple
         ("Most uncertain", "Rightly doubted.", by_entropy(columns)),
         ("Least uncertain", "Taken for something known: what doubt would miss.", by_entropy(columns, descending=False)),
     ]
-    return [
-        Gallery(title, note, pictures(images, columns, index[:SHOWN], None, classes)) for title, note, index in found
-    ]
+    return [Gallery(title, note, pictures(images, columns, index[:SHOWN], classes)) for title, note, index in found]
 
 
 def by_entropy(columns: dict[str, Tensor], *, descending: bool = True) -> Tensor:
@@ -69,20 +67,20 @@ def by_entropy(columns: dict[str, Tensor], *, descending: bool = True) -> Tensor
 
 
 def pictures(
-    images: Images, columns: dict[str, Tensor], index: Tensor, truths: tuple[str, ...] | None, classes: tuple[str, ...]
+    images: Images, columns: dict[str, Tensor], index: Tensor, classes: tuple[str, ...]
 ) -> tuple[Picture, ...]:
-    """The images at `index`, in that order."""
+    """The images at `index`, in that order; `classes` are those of the model, which may not be those of the images."""
     chosen = {name: values[index].tolist() for name, values in columns.items() if values.ndim == 1}
     return tuple(
         Picture(
             uri=data_uri(images.x[place]),
             name=f"row {chosen['rows'][i]}" if images.names is None else images.names[place],
-            truth=None if truths is None else truths[chosen["y"][i]],
+            truth=images.classes[chosen["y"][i]],
             label=classes[chosen["label"][i]],
             confidence=percent(chosen["confidence"][i]),
             entropy=nats(chosen["entropy"][i]),
             mutual_information=nats(chosen["mutual_information"][i]),
-            wrong=truths is not None and chosen["label"][i] != chosen["y"][i],
+            wrong=images.classes == classes and chosen["label"][i] != chosen["y"][i],
         )
         for i, place in enumerate(index.tolist())
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from torch import Tensor, stack
 
 from calgp import metrics
@@ -29,7 +28,11 @@ METRICS = {  # name in scores-*.json: name in the paper, how to write it, what i
     "mnll": ("MNLL", decimal, "Mean negative log-likelihood in nats: small if true labels are given high probability."),
     "ece": ("ECE", decimal, "Expected calibration error: how far confidence is from accuracy, averaged over 20 bins."),
     "brier": ("BRIER", decimal, "Squared distance between probabilities and labels, summed over classes (0 to 2)."),
-    "mce": ("MCE", decimal, "Maximum calibration error: the same distance in the worst bin, however few images it has."),
+    "mce": (
+        "MCE",
+        decimal,
+        "Maximum calibration error: the same distance in the worst bin, however few images it has.",
+    ),
     "entropy": ("Entropy", nats, "Mean doubt of the predictions, in nats. Neither high nor low is better by itself."),
 }
 PAPER = ("err", "mnll", "ece", "brier")
@@ -83,7 +86,7 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
         loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["figure"] = _figure
+    environment.filters["themed"] = _themed
     page = environment.get_template("report.html").render(runs=runs, comparison=_comparison(runs))
     out = Path(out)
     with reporting(out.parent):
@@ -92,18 +95,19 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
     return out
 
 
-def _figure(svg: str) -> Markup:
+def _themed(svg: str) -> str:
     """A figure in the page, where the style sheet may choose lighter colours for a dark screen."""
     for place, colour in enumerate(PALETTE):
         svg = svg.replace(colour, f"var(--c{place}, {colour})")
-    return Markup(svg)  # noqa: S704 (drawn by us; its texts are escaped XML)
+    return svg
 
 
 def _labels(folders: Sequence[RunFolder], cards: Sequence[Card]) -> list[str]:
     """Method labels; where two runs share one, the folder's name tells them apart."""
     names = [card.run.label for card in cards]
     return [
-        f"{name} ({folder.name})" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)
+        f"{name} ({folder.name})" if names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
     ]
 
 
@@ -171,6 +175,8 @@ def _inside(evaluated: Evaluated, card: Card, colour: str) -> dict[str, Any]:
     return {
         "source": found["source"],
         "n": count(found["n"], "image"),
+        "samples": count(found["samples"], "sample"),
+        "seed": found["seed"],
         "summary": summary(scores, _sure(columns)),
         "scores": _score_rows(found, _more_intervals(evaluated)),
         "values": {key: scores[key] for key in PAPER},
@@ -189,14 +195,13 @@ def _outside(evaluated: Evaluated, inside: Sequence[Evaluated], card: Card) -> d
     found, own = evaluated.summary, inside[0] if inside else None
     ood = found.get("ood")
     auroc = ood["entropy"]["auroc"] if ood else None
-    drawable = own is not None and own.columns is not None and evaluated.columns is not None
     return {
         "source": found["source"],
         "n": count(found["n"], "image"),
         "entropy": nats(found["mean_entropy"]),
         "mutual_information": nats(found["mean_mutual_information"]),
         "sentence": detection(found["source"], found["inside"], auroc["value"]) if auroc else None,
-        "figure": _entropies(evaluated, own, card, auroc) if drawable else None,
+        "figure": _entropies(evaluated, own, card, auroc),
         "table": _detection_rows(ood) if ood else None,
         "auroc": auroc,
         "galleries": _shown(evaluated, outside_galleries, card),
@@ -204,8 +209,9 @@ def _outside(evaluated: Evaluated, inside: Sequence[Evaluated], card: Card) -> d
     }
 
 
-def _entropies(evaluated: Evaluated, own: Evaluated, card: Card, auroc: dict[str, Any] | None) -> str:
-    assert own.columns is not None and evaluated.columns is not None  # noqa: S101 (for the type checker)
+def _entropies(evaluated: Evaluated, own: Evaluated | None, card: Card, auroc: dict[str, Any] | None) -> str | None:
+    if own is None or own.columns is None or evaluated.columns is None:
+        return None
     return figures.entropies(
         own.columns["entropy"].tolist(),
         evaluated.columns["entropy"].tolist(),
@@ -251,7 +257,12 @@ def _more_intervals(evaluated: Evaluated) -> dict[str, list[float]]:
 def _score_rows(found: dict[str, Any], more: dict[str, list[float]]) -> list[dict[str, str]]:
     intervals = found["intervals"] | more
     return [
-        {"name": name, "value": form(found["scores"][key]), "interval": interval(intervals.get(key), form), "says": says}
+        {
+            "name": name,
+            "value": form(found["scores"][key]),
+            "interval": interval(intervals.get(key), form),
+            "says": says,
+        }
         for key, (name, form, says) in METRICS.items()
     ]
 

@@ -88,9 +88,10 @@ def rendered(figure: Figure, title: str) -> str:
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ET.fromstring(file.getvalue())  # noqa: S314 (our own SVG)
     width, height = (float(root.attrib.pop(side).removesuffix("pt")) for side in ("width", "height"))
-    for useless in ("metadata", "defs"):  # of the top level: no data about the data, and a style sheet that would leak
-        for element in root.findall(f"{{{_SVG}}}{useless}"):
-            root.remove(element)
+    for parent in list(root.iter()):
+        for useless in ("metadata", "style"):  # a style sheet would hold for the whole page
+            for element in parent.findall(f"{{{_SVG}}}{useless}"):
+                parent.remove(element)
     root.attrib.update({"stroke-linejoin": "round", "role": "img", "style": f"max-width: {width * 1.3:g}px"})
     root.attrib["viewBox"] = f"0 0 {width:g} {height:g}"
     _name(root, title)

@@ -9,13 +9,18 @@ THIN = "\u202f"  # a narrow space that does not break
 
 
 def percent(share: float) -> str:
-    """A share with three significant digits, and two decimals at most.
+    """A share with one decimal, with two near 0 and 1; only what is 0 or 1 says so.
 
-    >>> percent(0.0064), percent(0.173), percent(1.0)
-    ('0.64\\u202f%', '17.3\\u202f%', '100\\u202f%')
+    >>> [percent(share).replace(THIN, " ") for share in (0.0, 0.0064, 0.173, 0.9996, 1.0)]
+    ['0 %', '0.64 %', '17.3 %', '99.96 %', '100 %']
+    >>> percent(1 - 1e-6).replace(THIN, " "), percent(1e-6).replace(THIN, " ")
+    ('>99.99 %', '<0.01 %')
     """
-    value = 100 * share
-    return f"{value:.{0 if value >= 99.95 else 1 if value >= 10 else 2}f}{THIN}%"
+    if share in (0, 1):
+        return f"{100 * share:.0f}{THIN}%"
+    if not 5e-5 <= share < 1 - 5e-5:
+        return f"{'<0.01' if share < 0.5 else '>99.99'}{THIN}%"
+    return f"{100 * share:.{1 if 0.1 <= share < 0.9995 else 2}f}{THIN}%"
 
 
 def decimal(value: float) -> str:
@@ -53,7 +58,7 @@ def day(started: str) -> str:
 
 
 def summary(scores: Mapping[str, Any], sure: tuple[int, float, float] | None) -> str:
-    """What the scores of a run say. `sure`: of the images with confidence ≥ 90 %: how many, mean confidence, accuracy."""
+    """What scores say. `sure`: of the images with confidence ≥ 90 %, how many, their confidence, accuracy."""
     wrong = f"On {count(scores['n'], 'test image')} it is wrong on {percent(scores['err'])}."
     accuracy, confidence = 1 - scores["err"], scores["confidence"]
     average = f"On average it is {percent(confidence)} sure and {percent(accuracy)} right: "
@@ -72,4 +77,5 @@ def summary(scores: Mapping[str, Any], sure: tuple[int, float, float] | None) ->
 
 def detection(source: str, inside: str, auroc: float) -> str:
     """What an AUROC says: the share of pairs in the right order."""
-    return f"It doubts a picture of {source} more than one of {inside} in {percent(auroc)} of all pairs (50{THIN}% would be chance)."
+    pairs = f"in {percent(auroc)} of all pairs (50{THIN}% would be chance)"
+    return f"It doubts a picture of {source} more than one of {inside} {pairs}."

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from calgp.errors import CalgpError
+from calgp.report import write_report
+from calgp.runs import RunFolder
+
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, text, and whether every tag is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.open = "", []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.text += data
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def reported(folders: list[RunFolder], out: Path, **options) -> Page:
+    page = Page(write_report(folders, out, **options).read_text(encoding="utf-8"))
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def single(runs, tmp_path_factory) -> Page:
+    return reported(runs[:1], tmp_path_factory.mktemp("single") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def double(runs, tmp_path_factory) -> Page:
+    return reported(runs, tmp_path_factory.mktemp("double") / "deep" / "er" / "report.html")
+
+
+def test_the_page_needs_nothing_but_itself(double: Page) -> None:
+    assert not double.all("script") and not double.all("link") and not double.all("iframe")
+    for tag, attributes in double.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "xlink:href"):
+                assert value is not None and value.startswith(("#", "data:image/png;base64,")), (tag, value)
+
+
+def test_the_page_can_be_read_aloud(double: Page) -> None:
+    assert all(figure["role"] == "img" and figure["aria-labelledby"] for figure in double.all("svg"))
+    assert all(image["alt"] for image in double.all("img"))
+    assert len(double.all("caption")) == len(double.all("table"))
+    assert all(cell["scope"] in ("row", "col") for cell in double.all("th"))
+    ids = [attributes["id"] for _, attributes in double.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    levels = [int(tag[1]) for tag, _ in double.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_a_page_is_the_same_every_time(runs, tmp_path: Path) -> None:
+    first, second = (write_report(runs[:1], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    assert first == second
+    assert len(first) < 1_000_000
+
+
+def test_one_run_is_told_in_full(single: Page, runs) -> None:
+    card = runs[0].card()
+    for word in ("cnn-gp-sorf", "On digits", "Outside: letters", "Most uncertain", "Confidently wrong", "Training"):
+        assert word in single.text
+    assert "Comparison" not in single.text
+    for name in ("ERR", "MNLL", "ECE", "BRIER", "MCE", "Entropy", "AUROC", "FPR95", "Guo et al.", "Classwise"):
+        assert name in single.text
+    assert (
+        card.checksum in single.text and "--samples 4 --seed 0" in single.text and "method.frequencies" in single.text
+    )
+    assert "S = 4 samples" in single.text
+
+
+def test_scores_are_those_of_the_folder(single: Page, runs) -> None:
+    (evaluation,) = (found for found in runs[0].evaluations() if not found["outside"])
+    assert f"{evaluation['scores']['mnll']:.4f}" in single.text
+    low, high = evaluation["intervals"]["brier"]
+    assert f"{low:.4f} – {high:.4f}" in single.text
+
+
+def test_several_runs_are_compared_first(double: Page, runs) -> None:
+    assert double.text.index("Comparison") < double.text.index("On digits")
+    assert double.text.count("★ best") == 5  # four metrics and the AUROC: one best each
+    assert len(double.all("article")) == 2
+    scores = [next(e["scores"] for e in folder.evaluations() if not e["outside"]) for folder in runs]
+    best = min(scores, key=lambda score: score["mnll"])["mnll"]
+    assert f"★ best{best:.4f}" in double.text
+
+
+def test_runs_of_one_method_are_told_apart(copied: RunFolder, runs, tmp_path: Path) -> None:
+    page = reported([runs[0], copied], tmp_path / "report.html")
+    assert re.search(r"cnn-gp-sorf\b.* \(run\)", page.text)
+
+
+def test_the_most_uncertain_come_first(single: Page, runs) -> None:
+    columns = runs[0].tensors(runs[0].predictions_name("digits"))
+    expected = columns["rows"][columns["entropy"].argsort(descending=True, stable=True)][:12].tolist()
+    shown = [image["title"] for image in single.all("img")][:12]
+    assert shown == [f"row {row}" for row in expected]
+
+
+def test_names_are_escaped(copied: RunFolder, tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>"
+    card = json.loads((copied.path / "run.json").read_text())
+    card["classes"] = [f"{evil}{k}" for k in range(10)]
+    card["environment"] |= {"command": ["calgp", "train", evil], "torch": evil, "started": evil}
+    (copied.path / "run.json").write_text(json.dumps(card))
+    for name in ("digits", "letters"):
+        path = copied.path / f"scores-{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"source": name}))
+    folder = RunFolder(copied.path.rename(tmp_path / "<b>bold"))
+    page = reported([folder], tmp_path / "report.html")
+    assert not page.all("script") and not page.all("b")
+    assert evil in page.text and "<b>bold" in page.text
+
+
+def test_a_source_that_is_not_there_leaves_a_note_in_place_of_pictures(copied: RunFolder, tmp_path: Path) -> None:
+    source = f"folder:{tmp_path}/<none>"
+    path = copied.path / "scores-letters.json"
+    evaluation = json.loads(path.read_text()) | {"source": source}
+    (copied.path / "predictions-letters.safetensors").rename(copied.path / copied.predictions_name(source))
+    path.write_text(json.dumps(evaluation))
+    page = reported([copied], tmp_path / "report.html")
+    assert "No pictures." in page.text and "<none>" in page.text
+    assert "Confidently wrong" in page.text  # the digits are still there
+
+
+def test_other_images_than_those_evaluated_are_not_shown(copied: RunFolder, tmp_path: Path) -> None:
+    path = copied.path / "scores-digits.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"checksum": "0" * 64}))
+    page = reported([copied], tmp_path / "report.html")
+    assert "checksum differs" in page.text and "Confidently wrong" not in page.text
+
+
+def test_without_predictions_the_scores_are_still_told(copied: RunFolder, tmp_path: Path) -> None:
+    for path in copied.path.glob("predictions-*"):
+        path.unlink()
+    page = reported([copied], tmp_path / "report.html")
+    assert "evaluate again" in page.text and "MNLL" in page.text and not page.all("img")
+
+
+def test_outside_alone_says_what_is_missing(copied: RunFolder, tmp_path: Path) -> None:
+    (copied.path / "scores-digits.json").unlink()
+    path = copied.path / "scores-letters.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ood": None}))
+    page = reported([copied], tmp_path / "report.html")
+    assert "has not been evaluated on images of its own classes" in page.text and "Rightly doubted" in page.text
+
+
+def test_a_run_without_evaluations_is_refused(copied: RunFolder, tmp_path: Path) -> None:
+    for path in copied.path.glob("scores-*"):
+        path.unlink()
+    with pytest.raises(CalgpError, match=f"run `calgp evaluate {copied.path}` first"):
+        write_report([copied], tmp_path / "report.html")
+    with pytest.raises(CalgpError, match="at least one run"):
+        write_report([], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_place_that_cannot_be_written_is_said(runs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CalgpError, match="Cannot write"):
+        write_report(runs[:1], tmp_path / "file" / "report.html")
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(CalgpError, match="Cannot write"):
+        write_report(runs[:1], tmp_path / "report.html")
+    assert sorted(os.listdir(tmp_path)) == ["file", "report.html"]
