@@ -188,7 +188,7 @@ def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> st
             face = row.colour if row.value == best else "none"
             (dot,) = axes.plot(row.value, place, "o", color=row.colour, markerfacecolor=face, markersize=8, mew=2)
             marked(dot, "dot")
-            label = plain(row.label, 48) if math.isfinite(row.value) else f"{plain(row.label, 42)} ({row.value})"
+            label = plain(row.label, 58) if math.isfinite(row.value) else f"{plain(row.label, 50)} ({row.value})"
             axes.annotate(
                 label, (0, place), xytext=(4, 9), textcoords="offset points",
                 xycoords=("axes fraction", "data"), va="bottom", size=11,

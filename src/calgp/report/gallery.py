@@ -38,15 +38,16 @@ class Gallery:
 
 def galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ...]) -> list[Gallery]:
     """Images of the run's own classes. Among equals the first in the data set comes first."""
-    wrong = (columns["label"] != columns["y"]).nonzero().squeeze(1)
-    by_confidence = wrong[columns["confidence"][wrong].argsort(descending=True, stable=True)]
+    wrong = columns["label"] != columns["y"]
+    mistakes = wrong.nonzero().squeeze(1)
+    by_confidence = mistakes[columns["confidence"][mistakes].argsort(descending=True, stable=True)]
     found = [
         ("Most uncertain", "The highest entropy: what to ask a person about.", by_entropy(columns)),
         ("Confidently wrong", "The mistakes with the highest confidence.", by_confidence),
         ("Most certain", "The lowest entropy.", by_entropy(columns, descending=False)),
     ]
     return [
-        Gallery(title, note, pictures(images, columns, index[:SHOWN], classes))
+        Gallery(title, note, pictures(images, columns | {"wrong": wrong}, index[:SHOWN], classes))
         for title, note, index in found
         if len(index)
     ]
@@ -58,7 +59,11 @@ def outside_galleries(images: Images, columns: dict[str, Tensor], classes: tuple
         ("Most uncertain", "Rightly doubted.", by_entropy(columns)),
         ("Least uncertain", "Taken for something known: what doubt would miss.", by_entropy(columns, descending=False)),
     ]
-    return [Gallery(title, note, pictures(images, columns, index[:SHOWN], classes)) for title, note, index in found]
+    never = columns["y"] < 0
+    return [
+        Gallery(title, note, pictures(images, columns | {"wrong": never}, index[:SHOWN], classes))
+        for title, note, index in found
+    ]
 
 
 def by_entropy(columns: dict[str, Tensor], *, descending: bool = True) -> Tensor:
@@ -80,7 +85,7 @@ def pictures(
             confidence=percent(chosen["confidence"][i]),
             entropy=nats(chosen["entropy"][i]),
             mutual_information=nats(chosen["mutual_information"][i]),
-            wrong=images.classes == classes and chosen["label"][i] != chosen["y"][i],
+            wrong=chosen["wrong"][i],
         )
         for i, place in enumerate(index.tolist())
     )
