@@ -100,6 +100,10 @@ def test_one_run_is_told_in_full(single: Page, runs) -> None:
     assert "S = 4 samples" in single.text
 
 
+def test_the_caption_of_training_fits_the_method(double: Page) -> None:
+    assert "it may be negative" in double.text and "this method has no KL" in double.text
+
+
 def test_scores_are_those_of_the_folder(single: Page, runs) -> None:
     (evaluation,) = (found for found in runs[0].evaluations() if not found["outside"])
     assert f"{evaluation['scores']['mnll']:.4f}" in single.text

@@ -218,7 +218,10 @@ def _draw_reliability(axes: Axes, bins: Bins, colour: str) -> None:
         marked(gap, "gap")
         axes.vlines(confidence, *wilson(accuracy, count), color=INK, linewidth=1.1, alpha=0.75)
     placed = [(confidence, accuracy) for *_, accuracy, confidence in bins.filled()]
-    (points,) = axes.plot(*zip(*placed, strict=True), "o", color=colour, markersize=4.5, markeredgecolor=INK, mew=0.6)
+    (points,) = axes.plot(
+        *zip(*placed, strict=True), "o", color=colour, markersize=4.5, markeredgecolor=INK, mew=0.6, clip_on=False,
+        zorder=3,
+    )  # fmt: skip
     marked(points, "points")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.xaxis.set_major_formatter(PERCENT)

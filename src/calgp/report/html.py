@@ -133,6 +133,7 @@ def _run(folder: RunFolder, card: Card, label: str, colour: str, directory: Path
         "inside": [_inside(evaluated, card, colour) for evaluated in inside],
         "outside": [_outside(evaluated, inside, card) for evaluated in outside],
         "training": figures.training(log) if any(record["kind"] == "train" for record in log) else None,
+        "kl": any(record.get("kl") for record in log),
         "rerun": _rerun(folder, card, found),
         "evaluate": f"calgp evaluate {shlex.quote(str(folder.path))}",
     }
