@@ -77,7 +77,7 @@ def evaluate(
         model, images, samples=samples, seed=seed, fabric=fabric, outside=outside, watch=watch
     )
     summary = {"source": source, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
-    summary["checksum"] = images.checksum()
+    summary |= {"convert": convert, "checksum": images.checksum()}
     summary["mean_entropy"] = columns["entropy"].mean().item()
     summary["mean_mutual_information"] = columns["mutual_information"].mean().item()
     if outcomes is not None:

@@ -226,15 +226,17 @@ def reporting(path: Path) -> Iterator[None]:
         ) from None
 
 
-def environment(command: list[str] | None = None) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """What a run was made by."""
+    program = Path(sys.argv[0]).name
+    command = ["calgp"] if program in ("calgp", "__main__.py") else ["python", program]
     return {
         "calgp": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
-        "command": ["calgp", *sys.argv[1:]] if command is None else command,
+        "command": [*command, *sys.argv[1:]],
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
