@@ -267,6 +267,18 @@ def test_other_floating_types(head, dtype):
     torch.testing.assert_close(other.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("head", heads())
+def test_autocast_to_bfloat16_agrees_with_float32(head):
+    net, (x, y) = network(head), blobs()
+    expected = drawn(net, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = drawn(net, x)
+        loss = F.cross_entropy(found, y)
+    loss.backward()
+    torch.testing.assert_close(found.float(), expected, rtol=0.15, atol=0.15)  # 8 bits, as above
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+
+
 def test_every_call_draws_new_masks_in_evaluation_too():
     net, (x, _) = network("sorf").eval(), blobs()
     assert not torch.equal(net(x), net(x))
