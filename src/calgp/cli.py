@@ -124,7 +124,7 @@ def evaluate(
     """
     from calgp import runs, show
 
-    _positive("samples", samples)
+    _check_sampling(samples, seed)
     folder = _writable(_folder(run))
     fabric = _fabric(device, "32-true", threads)
     with show.bar(f"Predicting, {samples} samples") as advance:
@@ -153,7 +153,7 @@ def predict(
     """
     from calgp import runs, show
 
-    _positive("samples", samples)
+    _check_sampling(samples, seed)
     folder = _folder(run)
     names, predicted = runs.predict_files(
         folder, images, _fabric(device, "32-true", threads), samples=samples, seed=seed
@@ -403,6 +403,12 @@ def _free(path: Path) -> Path:
     path = path.with_name(slug(path.name))
     names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
     return next(name for name in names if not name.exists())
+
+
+def _check_sampling(samples: int, seed: int) -> None:
+    _positive("samples", samples)
+    if not 0 <= seed < 2**63:
+        raise CalgpError(f"seed={seed} cannot be; it is a whole number from 0 to 2^63 - 1.")
 
 
 def _positive(name: str, value: int) -> None:

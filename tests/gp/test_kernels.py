@@ -222,3 +222,9 @@ class _Covariance(torch.nn.Module):
 
 def _prefixed(parameters):
     return {f"kernel.{name}": value for name, value in parameters.items()}
+
+
+def test_of_order_zero_a_zero_vector_covaries_with_nothing():
+    """Its features are all 0, since 0 is not above 0."""
+    c = torch.tensor([[0.0, 0.0], [1.0, 2.0]])
+    assert ArcCosine(2, order=0).covariance(c, c)[0].tolist() == [0, 0]

@@ -30,7 +30,7 @@ def sited(module):
 
 def z_of(masking, *shape, samples=1):
     """The mask itself: what ones become."""
-    return sited(Mask(masking))(torch.ones(shape), keyed(shape[0], samples))
+    return sited(Mask(masking, image=len(shape) == 4))(torch.ones(shape), keyed(shape[0], samples))
 
 
 # How z is drawn
@@ -122,12 +122,12 @@ def test_sites_are_named_by_their_place_and_differ():
 @pytest.mark.parametrize("masking", [Masking(0.3), Masking(0.3, inverted=True)])
 def test_floating_type_follows_the_input(dtype, masking):
     assert Mask(masking)(torch.ones(3, 5, dtype=dtype)).dtype == dtype
-    assert Mask(masking)(torch.ones(3, 5, 2, 2, dtype=dtype)).dtype == dtype
+    assert Mask(masking, image=True)(torch.ones(3, 5, 2, 2, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_memory_layout_does_not_matter(granularity):
-    mask, h = sited(Mask(Masking(granularity=granularity))), randn(3, 5, 4, 6)
+    mask, h = sited(Mask(Masking(granularity=granularity), image=True)), randn(3, 5, 4, 6)
     channels_last = h.contiguous(memory_format=torch.channels_last)
     assert torch.equal(mask(h, keyed(3)), mask(channels_last, keyed(3)))
 
@@ -255,3 +255,10 @@ def test_weights_start_truncated_normal():
     assert weight.abs().max() <= 0.2
     assert weight.std().item() == pytest.approx(0.08796, rel=0.02)  # standard error 0.35 %
     assert weight.mean().item() == pytest.approx(0, abs=5 * 0.088 / 200)
+
+
+def test_vectors_with_more_axes_are_masked_over_the_last():
+    """Φ with an own θ per output is [B, outputs, m]: all outputs share the mask."""
+    z = z_of(Masking(), 6, 5, 50)
+    assert torch.equal(z, z[:, :1].expand_as(z))
+    assert len(z[:, 0].unique(dim=0)) == 6

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import reference
+from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Masking, Noise, name_sites
 from calgp.nets import BACKBONES, LeNet, Task
 
@@ -155,3 +156,9 @@ def test_filters_start_with_the_authors_standard_deviation():
     """Truncated normal of 0.1: 0.088 after the cut."""
     net = build(BACKBONES["lenet"], MNIST)
     assert net.convolutions[1].weight.std().item() == pytest.approx(0.08796, rel=0.02)  # 51,200 numbers
+
+
+@pytest.mark.parametrize("options", [{"channels": ()}, {"channels": (8, 0)}, {"pool": 1}, {"hidden": (0,)}])
+def test_a_lenet_that_cannot_be_is_refused(options):
+    with pytest.raises(CalgpError, match="A LeNet needs"):
+        LeNet(**options)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import reference
+from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise, name_sites
 from calgp.nets import BACKBONES, ResNet, Task
 from calgp.nets.resnet import Block
@@ -194,5 +195,5 @@ def test_weights_start_with_xavier_from_the_generator_alone():
 
 
 def test_some_block_is_needed():
-    with pytest.raises(ValueError, match="at least one block"):
+    with pytest.raises(CalgpError, match="at least one block"):
         ResNet(n=0)

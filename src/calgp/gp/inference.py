@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -110,6 +111,8 @@ class Predictive:
     def cat(parts: Iterable["Predictive"]) -> "Predictive":
         """Several batches as one."""
         parts = list(parts)
+        if not parts:
+            raise ValueError("there are no images to predict")
         return Predictive(
             torch.cat([part.log_probs for part in parts]),
             torch.cat([part.expected_entropy for part in parts]),
@@ -143,8 +146,8 @@ def predict_batches(
     model: Model, data: Tensor | Iterable[Batch], *, samples: int = 50, seed: int = 0, memory: int = MEMORY
 ) -> Iterator[Predictive]:
     """`predict`, one batch at a time: for more predictions than fit in memory."""
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, not {samples}")
+    if samples < 1 or not 0 <= seed < 2**63:
+        raise ValueError(f"samples must be at least 1 and the seed 0 … 2^63 - 1, not {samples=}, {seed=}")
     batches = [(data, torch.arange(len(data), device=data.device))] if isinstance(data, Tensor) else data
     samples = samples if model.sites() else 1  # without a mask every sample is the same
     for x, rows in batches:
@@ -163,35 +166,39 @@ def _predict_batch(model: Model, x: Tensor, rows: Tensor, samples: int, seed: in
 
     chunk = max(1, memory // (_footprint(model, lambda: draw(0, 1, rows[:1], h[:1])) * len(x)))
     chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
-    sums = functools.reduce(_Sums.__add__, (_Sums.over(draw(first, last, rows, h)) for first, last in chunks))
+    moments = functools.reduce(operator.add, (_Moments.of(draw(first, last, rows, h)) for first, last in chunks))
     # log p̄ = log Σ_s exp(log p_s) − log S, normalised once more against rounding
-    log_probs = (sums.log_probs - math.log(samples)).log_softmax(-1)
-    # the unbiased variance over samples; a single sample has none
-    variance = (sums.squares - sums.probs.square() / samples).clamp_min(0) / max(samples - 1, 1)
-    return Predictive(log_probs, sums.entropy / samples, variance, samples)
+    log_probs = (moments.log_sum - math.log(moments.count)).log_softmax(-1)
+    variance = moments.deviations / max(moments.count - 1, 1)  # unbiased; a single sample has none
+    return Predictive(log_probs, moments.entropy / moments.count, variance, moments.count)
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """What the samples leave behind: sums over them, the first in log space."""
+class _Moments:
+    """What samples leave behind. Two sets of them join without loss (Chan et al. 1983 for the squared deviations)."""
 
-    log_probs: Float[Tensor, "N Q"]
-    entropy: Float[Tensor, "N"]
-    probs: Float[Tensor, "N Q"]
-    squares: Float[Tensor, "N Q"]
+    count: int
+    log_sum: Float[Tensor, "N Q"]  # log Σ_s p_s
+    entropy: Float[Tensor, "N"]  # Σ_s H[p_s]
+    mean: Float[Tensor, "N Q"]  # of p_s
+    deviations: Float[Tensor, "N Q"]  # Σ_s (p_s − mean)²
 
     @staticmethod
-    def over(log_probs: Float[Tensor, "S N Q"]) -> "_Sums":
+    def of(log_probs: Float[Tensor, "S N Q"]) -> "_Moments":
         probs = log_probs.exp()
+        mean = probs.mean(0)
         entropy = torch.special.entr(probs).sum((0, 2))
-        return _Sums(log_probs.logsumexp(0), entropy, probs.sum(0), probs.square().sum(0))
+        return _Moments(len(probs), log_probs.logsumexp(0), entropy, mean, (probs - mean).square().sum(0))
 
-    def __add__(self, other: "_Sums") -> "_Sums":
-        return _Sums(
-            torch.logaddexp(self.log_probs, other.log_probs),
+    def __add__(self, other: "_Moments") -> "_Moments":
+        count = self.count + other.count
+        step = other.mean - self.mean
+        return _Moments(
+            count,
+            torch.logaddexp(self.log_sum, other.log_sum),
             self.entropy + other.entropy,
-            self.probs + other.probs,
-            self.squares + other.squares,
+            self.mean + step * (other.count / count),
+            self.deviations + other.deviations + step.square() * (self.count * other.count / count),
         )
 
 

@@ -95,8 +95,9 @@ class ArcCosine(Kernel):
         u, v = self._scaled(c1), self._scaled(c2)
         norms = _norm(u).unsqueeze(-1) * _norm(v).unsqueeze(-2)  # ‖u‖‖v‖ [N, M]
         cosine = u @ v.mT / norms.clamp_min(torch.finfo(norms.dtype).tiny)
-        # (σ²/π) ‖u‖ᵖ ‖v‖ᵖ J_p(α)
-        return self.sigma.square().unsqueeze(-1) / math.pi * norms**self.order * _J[self.order](cosine)
+        # (σ²/π) ‖u‖ᵖ ‖v‖ᵖ J_p(α); of order 0, a zero vector has no angle, and no features either
+        size = norms**self.order if self.order else norms.sign()
+        return self.sigma.square().unsqueeze(-1) / math.pi * size * _J[self.order](cosine)
 
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         # Φ = sqrt(2σ²/N_RF) max(0, CΩ)ᵖ, Eq. (5)

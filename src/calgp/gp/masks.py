@@ -57,9 +57,9 @@ class Mask(nn.Module):
     all samples and is computed once. `site` is its name in the model (`name_sites`) and part of the key of its noise.
     """
 
-    def __init__(self, masking: Masking) -> None:
+    def __init__(self, masking: Masking, *, image: bool = False) -> None:
         super().__init__()
-        self.masking = masking
+        self.masking, self.image = masking, image
         # here and not on each call: torch.compile may take a number such as `keep` for a variable, but not digits
         self.digits = binary_digits(masking.keep) if masking.active else ()
         self.site: int | None = None
@@ -78,14 +78,13 @@ class Mask(nn.Module):
     def _draw(self, h: Tensor, rows: int, noise: Noise | None) -> Tensor:
         """z for images [B, C, H, W] (drawn channels-last, as the convolutions like it) and for vectors [B, …, m]."""
         granularity = self.masking.granularity
-        image = h.dim() == 4
-        pixels = h.shape[2:] if image and granularity == "element" else (1,) * (h.dim() - 2)
-        channels = h.shape[1] if image else h.shape[-1]
+        pixels = h.shape[2:] if self.image and granularity == "element" else (1,) * (h.dim() - 2)
+        channels = h.shape[1] if self.image else h.shape[-1]
         size = channels * torch.Size(pixels).numel()
         shared = granularity == "shared"
         z = bernoulli(noise, self.site or 0, size, digits=self.digits, rows=rows, shared=shared, like=h)
         z = z.unflatten(-1, (*pixels, channels))
-        return z.movedim(-1, 2) if image else z
+        return z.movedim(-1, 2) if self.image else z
 
     def extra_repr(self) -> str:
         return f"keep={self.masking.keep}, {self.masking.granularity}" + ", inverted" * self.masking.inverted
@@ -141,15 +140,17 @@ class MaskedConv2d(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.mask = Mask(masking)
+        self.mask = Mask(masking, image=True)
         self.kernel_size, self.stride = kernel_size, stride
         shape = (out_channels, in_channels, kernel_size, kernel_size)
         self.weight = nn.Parameter(truncated_normal(shape, 0.1, generator))
         self.bias = nn.Parameter(truncated_normal((out_channels,), 0.1, generator)) if bias else None
 
     def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
-        h = same_padding(self.mask(h, noise), self.kernel_size, self.stride)
-        return F.conv2d(h, self.weight, self.bias, self.stride)
+        h = self.mask(h, noise)
+        if self.stride == 1 and self.kernel_size % 2:  # the same on both sides: the convolution pads without a copy
+            return F.conv2d(h, self.weight, self.bias, padding=self.kernel_size // 2)
+        return F.conv2d(same_padding(h, self.kernel_size, self.stride), self.weight, self.bias, self.stride)
 
     def kl(self) -> Float[Tensor, ""]:
         cost = self.mask.masking.kl(self.weight)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise, same_padding
 from calgp.nets.base import Backbone, Features, Task, padded_to
 
@@ -26,6 +27,13 @@ class LeNet(Backbone):
     normalise: bool = False
     hidden: tuple[int, ...] = (1024,)
     mask_first: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.channels or min(self.channels) < 1 or self.pool not in (2, 3) or min((1, *self.hidden)) < 1:
+            raise CalgpError(
+                "A LeNet needs at least one convolution, positive widths and pool 2 or 3, not "
+                f"channels={self.channels}, hidden={self.hidden}, pool={self.pool}."
+            )
 
     def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
         return LeNetFeatures(self, task, masking, generator)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise
 from calgp.nets.base import Backbone, Features, Task, padded_to
 
@@ -28,8 +29,11 @@ class ResNet(Backbone):
     mask_first: bool = False
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"a ResNet has at least one block a stage, not n = {self.n}")
+        if self.n < 1 or not self.widths or min((*self.widths, *self.hidden)) < 1:
+            raise CalgpError(
+                f"A ResNet needs at least one block a stage and positive widths, not n={self.n}, widths={self.widths}, "
+                f"hidden={self.hidden}."
+            )
 
     def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
         return ResNetFeatures(self, task, masking, generator)
