@@ -99,10 +99,7 @@ def train(
     fabric = _fabric(device, precision, threads)
     images = runs.TrainingData.of(run, data)
     with show.training_bar(f"Training {run.label} on {run.source}") as watch:
-        try:
-            runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
-        except runs.Interrupted as interrupted:
-            raise CalgpError(f"{interrupted} Go on with: calgp train --resume {target.path}") from None
+        runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
     out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
 
 
@@ -287,7 +284,8 @@ def demo(
             "learning_rate": 3e-3,
         }
         run, target = runs.from_json(options), runs.RunFolder(folder / method)
-        shutil.rmtree(target.path, ignore_errors=True)
+        if (target.path / "run.json").is_file():  # an earlier demo's
+            shutil.rmtree(target.path)
         with show.training_bar(f"Training {method} on 5,000 digits") as watch:
             runs.train(run, target, fabric, watch=watch)
         for source, what in (("digits", "1,000 test digits"), ("letters", "1,000 letters")):

@@ -25,8 +25,8 @@ CHECKPOINT_SECONDS = 60.0
 LOG_STEPS = 20
 
 
-class Interrupted(Exception):
-    """Ctrl-C: the run stopped after a whole step and can be resumed."""
+class Interrupted(CalgpError):
+    """Ctrl-C: the run stopped after a whole step, was saved, and can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ def train(
                 _save_checkpoint(folder, model, optimiser, step.step)
                 saved = time.monotonic()
             if stop.is_set() and not last:
-                raise Interrupted(f"Stopped after step {step.step} of {step.steps}.")
+                raise Interrupted(
+                    f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume {folder.path}"
+                )
     folder.write_tensors("model.safetensors", model.state_dict())
     folder.remove("checkpoint.safetensors")
     return model
