@@ -78,9 +78,9 @@ def test_missing_empty_and_broken_pictures_are_named(trained, tmp_path, fabric):
             predict_files(trained, [tmp_path / path], fabric, samples=2)
 
 
-def test_more_samples_and_another_seed_change_little_but_something(trained, fabric):
+def test_another_seed_changes_little_but_something(trained):
     model, images = trained.model(), load("digits", "test").take(torch.arange(100))
-    first, again, other = (score(model, images, samples=8, seed=seed, fabric=fabric) for seed in (0, 0, 1))
+    first, again, other = (score(model, images, samples=8, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first.mnll != other.mnll
     assert first.mnll == pytest.approx(other.mnll, rel=0.2)

@@ -1,3 +1,4 @@
+import math
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import time
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 
 from calgp.data import load
 from calgp.errors import CalgpError
@@ -108,6 +110,15 @@ def test_fit_works_without_a_folder(fabric):
     model = build(run, training_module.Task(1, 28, 28, 10))
     bound, optimiser = fabric.setup(Bound(model, len(images)), make_optimiser(run, model))
     assert [step.step for step in fit(bound, optimiser, images, run, fabric=fabric)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-mixed", torch.float32)])
+def test_other_precisions_train_and_are_stored_as_they_were(tmp_path, precision, dtype):
+    folder = RunFolder(tmp_path / "run")
+    train(small(steps=3, holdout=0.2), folder, Fabric(accelerator="cpu", devices=1, precision=precision))
+    assert folder.tensors("model.safetensors")["gp.layers.0.weights.weight"].dtype == dtype
+    assert all(math.isfinite(record.get("nll", 0)) for record in folder.log())
+    assert folder.log()[-1]["n"] == 40  # the hold-out was scored
 
 
 @pytest.mark.slow

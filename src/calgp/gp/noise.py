@@ -6,7 +6,7 @@ The function is a counter-based hash that gives 64 bits at a time, which is also
 """
 
 import hashlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +17,11 @@ from calgp.gp.constants import constant
 PLANES = 16  # keep probabilities are rounded to multiples of 2^-16; ½, ¾, … need one, two, … planes of bits
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """The masks of some samples (functions) at some rows (images).
 
-    `rows` are indices in the data set, not in the batch, so that an image keeps its masks wherever it stands.
+    `rows` are indices in the data set, not in the batch, so that an image keeps its masks wherever it stands. A tuple,
+    since Fabric takes no frozen dataclass through the forward pass of a wrapped module.
     """
 
     seed: int

@@ -35,16 +35,17 @@ class Evaluation:
     summary: dict[str, Any]  # what scores-*.json holds
 
 
-def batches(images: Images, fabric: Fabric, size: int = BATCH) -> Iterator[Batch]:
-    """Images in order, as `predict` takes them."""
-    for first in range(0, len(images), size):
-        part = slice(first, first + size)
-        yield fabric.to_device((images.pixels(part), images.rows[part]))
+def batches(images: Images, model: Model) -> Iterator[Batch]:
+    """Images in order, as `predict` takes them: where the model is, in its floating type."""
+    parameter = next(model.parameters())
+    for first in range(0, len(images), BATCH):
+        part = slice(first, first + BATCH)
+        yield images.pixels(part).to(parameter), images.rows[part].to(parameter.device)
 
 
-def score(model: Model, images: Images, *, samples: int, seed: int, fabric: Fabric) -> Scores:
+def score(model: Model, images: Images, *, samples: int, seed: int) -> Scores:
     """ERR, MNLL, ECE, BRIER and the others, on images of the run's own classes."""
-    parts = predict_batches(model, batches(images, fabric), samples=samples, seed=seed)
+    parts = predict_batches(model, batches(images, model), samples=samples, seed=seed)
     labels = images.y.split(BATCH)
     return metrics.scores(
         Outcomes.cat(metrics.outcomes(part.log_probs.cpu(), y) for part, y in zip(parts, labels, strict=True))
@@ -73,9 +74,7 @@ def evaluate(
     images = test_images(folder, source, directory=directory, convert=convert)
     model = folder.model().to(fabric.device)
     outside = images.classes != card.classes
-    columns, outcomes, kept = _predicted(
-        model, images, samples=samples, seed=seed, fabric=fabric, outside=outside, watch=watch
-    )
+    columns, outcomes, kept = _predicted(model, images, samples=samples, seed=seed, outside=outside, watch=watch)
     summary = {"source": source, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
     summary |= {"convert": convert, "checksum": images.checksum()}
     summary["mean_entropy"] = columns["entropy"].mean().item()
@@ -154,7 +153,6 @@ def _predicted(
     *,
     samples: int,
     seed: int,
-    fabric: Fabric,
     outside: bool,
     watch: Callable[[int, int], None],
 ) -> tuple[dict[str, Tensor], Outcomes | None, dict[str, Tensor]]:
@@ -163,7 +161,7 @@ def _predicted(
     outcomes: list[Outcomes] = []
     store = True
     for part, y in zip(
-        predict_batches(model, batches(images, fabric), samples=samples, seed=seed), images.y.split(BATCH), strict=True
+        predict_batches(model, batches(images, model), samples=samples, seed=seed), images.y.split(BATCH), strict=True
     ):
         part = on_cpu(part)
         store = len(images) * part.log_probs.shape[1] <= KEEP

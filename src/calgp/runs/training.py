@@ -136,7 +136,7 @@ def train(
                 folder.append_log(record | {"seconds": round(seconds, 3)})
                 totals.zero_()
             if data.held_out is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
-                scores = score(model, data.held_out, samples=10, seed=run.seed, fabric=fabric)
+                scores = score(model, data.held_out, samples=10, seed=run.seed)
                 folder.append_log({"kind": "holdout", "step": step.step} | scores.to_dict())
             if not last and (stop.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS):
                 _save_checkpoint(folder, model, optimiser, step.step)

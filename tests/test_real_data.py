@@ -1,0 +1,55 @@
+"""The whole way on the real image sets: from published files to a classifier that doubts what it cannot know."""
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from calgp.runs import RunFolder, TrainingData, evaluate, from_json, train
+
+pytestmark = [pytest.mark.data, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def mnist_run(data_dir, tmp_path_factory) -> RunFolder:
+    run = from_json(
+        {
+            "method": "cnn-gp-sorf-paper",
+            "source": "mnist",
+            "train_size": 2000,
+            "steps": 150,
+            "learning_rate": 6e-3,
+            "schedule": "one-cycle",
+        }
+    )
+    folder = RunFolder(tmp_path_factory.mktemp("real") / "mnist")
+    train(run, folder, Fabric(accelerator="cpu", devices=1), directory=data_dir)
+    return folder
+
+
+def test_two_thousand_mnist_images_teach_digits_and_leave_letters_in_doubt(mnist_run, data_dir):
+    inside = evaluate(mnist_run, directory=data_dir, samples=3).summary
+    outside = evaluate(mnist_run, source="notmnist", directory=data_dir, samples=3).summary
+    # a network that has learned nothing has an error of 0.9 and an AUROC of 0.5
+    assert inside["n"] == 10_000 and inside["scores"]["err"] < 0.08
+    assert outside["n"] == 18_724 and outside["outside"]
+    assert outside["ood"]["entropy"]["auroc"]["value"] > 0.8
+    assert outside["mean_entropy"] > 2 * inside["mean_entropy"]
+
+
+def test_cifar_images_train_a_resnet(data_dir, tmp_path):
+    run = from_json(
+        {
+            "method": "cnn-gp-sorf",
+            "backbone": {"name": "resnet", "n": 1},
+            "source": "cifar10",
+            "train_size": 500,
+            "steps": 40,
+            "batch_size": 50,
+            "learning_rate": 5e-3,
+        }
+    )
+    folder = RunFolder(tmp_path / "cifar")
+    model = train(run, folder, data=TrainingData.of(run, data_dir))
+    log = [record for record in folder.log() if record["kind"] == "train"]
+    assert log[-1]["nll"] < log[0]["nll"] < 3
+    assert all(value.isfinite().all() for value in model.state_dict().values() if torch.is_floating_point(value))
