@@ -24,12 +24,13 @@ SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their
 @contextmanager
 def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
     """A bar with the two parts of the bound, smoothed, and the time that is left."""
+    PROGRESS.print(escape(title), highlight=False, soft_wrap=True)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), TextColumn("{task.fields[bound]}"),
+        BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        TextColumn("{task.fields[bound]}"),
     )  # fmt: skip
     with Progress(*columns, console=PROGRESS) as bar:
-        task = bar.add_task(title, total=None, bound="")
+        task = bar.add_task("", total=None, bound="")
         smoothed: list[float] = []
 
         def watch(step: Step) -> None:
