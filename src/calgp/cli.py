@@ -275,13 +275,13 @@ def demo(
 
     fabric = _fabric("cpu", "32-true", threads)
     folders = []
-    for method, epochs in (("cnn-gp-sorf", 40), ("cnn", 10)):
+    for method, epochs, rate in (("cnn-gp-sorf-paper", 30, 6e-3), ("cnn", 10, 1e-3)):
         options = {
             "method": method,
             "source": "digits",
             "epochs": epochs,
             "schedule": "one-cycle",
-            "learning_rate": 3e-3,
+            "learning_rate": rate,
         }
         run, target = runs.from_json(options), runs.RunFolder(folder / method)
         if (target.path / "run.json").is_file():  # an earlier demo's
@@ -362,7 +362,8 @@ def _toml(path: Path) -> dict[str, Any]:
 def _folder(name: str) -> Any:
     from calgp import runs
 
-    folder = runs.shipped_run() if name == "shipped" else runs.RunFolder(name)
+    shipped = name == "shipped" and not Path(name).exists()
+    folder = runs.shipped_run() if shipped else runs.RunFolder(name)
     folder.card()
     return folder
 

@@ -7,7 +7,7 @@ import torch
 
 from calgp.errors import CalgpError
 from calgp.gp import predict
-from calgp.runs import RunFolder
+from calgp.runs import RunFolder, shipped_run
 from calgp.runs.folder import slug, write_whole
 
 
@@ -104,3 +104,15 @@ def test_a_folder_that_cannot_be_made_says_why(trained, tmp_path):
 @pytest.mark.parametrize(("source", "name"), [("digits", "digits"), ("folder:/a b/../c", "folder-a-b-c")])
 def test_a_source_becomes_a_safe_file_name(source, name):
     assert slug(source) == name
+
+
+def test_the_shipped_run_is_small_and_predicts_as_it_did():
+    from calgp.data import load
+
+    folder = shipped_run()
+    assert sum(file.stat().st_size for file in folder.path.iterdir()) < 2_000_000
+    images = load("digits", "test").take(torch.arange(20))
+    predicted = predict(folder.model(), [(images.pixels(), images.rows)], samples=50, seed=0)
+    stored = folder.tensors(folder.predictions_name("digits"))
+    # another machine may add in another order; float32 through two convolutions and 4096 features
+    torch.testing.assert_close(predicted.probs, stored["log_probs"][:20].exp(), atol=1e-4, rtol=0)
