@@ -337,3 +337,17 @@ def test_sites_of_a_bound_are_those_of_its_model():
     Bound(model, n=1)
     assert {name: mask.site for name, mask in model.sites().items()} == before
     assert list(before) == [f"gp.layers.{i}.{part}.mask" for i in (0, 1) for part in ("frequencies", "weights")]
+
+
+def test_a_long_tensor_is_predicted_in_batches_that_change_nothing():
+    x = torch.randn(230, 6, generator=torch.Generator().manual_seed(0))
+    whole = predict(Toy(), [(x, torch.arange(230))], samples=3)
+    torch.testing.assert_close(predict(Toy(), x, samples=3).log_probs, whole.log_probs, **SEED_ONLY)
+
+
+def test_nothing_to_predict_and_impossible_seeds_are_refused():
+    with pytest.raises(ValueError, match="no images"):
+        predict(Toy(), [])
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match="seed"):
+            predict(Toy(), torch.zeros(1, 6), seed=seed)

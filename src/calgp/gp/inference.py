@@ -148,12 +148,17 @@ def predict_batches(
     """`predict`, one batch at a time: for more predictions than fit in memory."""
     if samples < 1 or not 0 <= seed < 2**63:
         raise ValueError(f"samples must be at least 1 and the seed 0 … 2^63 - 1, not {samples=}, {seed=}")
-    batches = [(data, torch.arange(len(data), device=data.device))] if isinstance(data, Tensor) else data
+    batches = _split(data) if isinstance(data, Tensor) else data
     samples = samples if model.sites() else 1  # without a mask every sample is the same
     for x, rows in batches:
         with evaluating(model), torch.no_grad():
             predictive = _predict_batch(model, x, rows, samples, seed, memory)
         yield predictive  # outside: the caller goes on with gradients, and with the model as it was
+
+
+def _split(x: Tensor, size: int = 100) -> Iterator[Batch]:
+    """One tensor of images as batches of a size whose activations fit."""
+    return zip(x.split(size), torch.arange(len(x), device=x.device).split(size), strict=True)
 
 
 def _predict_batch(model: Model, x: Tensor, rows: Tensor, samples: int, seed: int, memory: int) -> Predictive:
