@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 
 from calgp import metrics
-from calgp.data import load
+from calgp.data import from_dataset, load
 from calgp.errors import CalgpError
-from calgp.runs import evaluate, predict_files, score
+from calgp.runs import RunFolder, TrainingData, evaluate, predict_files, score, train
 from calgp.runs.evaluation import test_images as images_for  # a name that pytest does not collect
+
+from .conftest import small
 
 
 def test_scores_are_those_of_the_stored_predictions(trained):
@@ -91,3 +94,17 @@ def test_evaluating_leaves_the_model_file_alone(trained, fabric):
     evaluate(trained, fabric, samples=2, source="letters")
     evaluate(trained, fabric, samples=4, source="letters")
     assert (trained.path / "model.safetensors").read_bytes() == before
+
+
+def test_any_pytorch_data_set_trains_and_is_evaluated(tmp_path, fabric):
+    x = torch.rand(60, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60) % 2
+    x[y == 1] *= 0.2  # dark pictures and bright ones
+    images = from_dataset(DataLoader(TensorDataset(x, y), batch_size=7), classes=["bright", "dark"])
+    folder = RunFolder(tmp_path / "run")
+    train(small(train_size=None, source="mine"), folder, fabric, data=TrainingData(images, None))
+    found = evaluate(folder, fabric, images=images, source="mine", samples=4).summary
+    assert not found["outside"] and found["n"] == 60
+    assert found["scores"]["err"] < 0.2
+    with pytest.raises(CalgpError, match="1 × 28 × 28"):
+        evaluate(folder, fabric, images=load("digits", "test"), source="digits")

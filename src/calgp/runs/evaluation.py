@@ -62,16 +62,22 @@ def evaluate(
     fabric: Fabric | None = None,
     *,
     source: str | None = None,
+    images: Images | None = None,
     directory: Path | None = None,
     samples: int = 50,
     seed: int = 0,
     convert: bool = False,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Predict the test images of a source (the run's own by default), score them, and keep both in the folder."""
+    """Predict test images, score them, and keep both in the folder.
+
+    The images are those of a source, the run's own by default; or `images`, which `source` then only names.
+    """
     fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source
-    images = test_images(folder, source, directory=directory, convert=convert)
+    if images is None:
+        images = test_images(folder, source, directory=directory, convert=convert)
+    check_form(images, card.task, source)
     model = folder.model().to(fabric.device)
     outside = images.classes != card.classes
     columns, outcomes, kept = _predicted(model, images, samples=samples, seed=seed, outside=outside, watch=watch)
@@ -97,14 +103,19 @@ def test_images(folder: RunFolder, source: str, *, directory: Path | None = None
     card = folder.card()
     size, colour = form(card.task) if convert else (card.run.size, card.run.colour)
     images = load(source, "test", directory=directory, size=size, colour=colour)
-    shape, wanted = tuple(images.x.shape[1:]), (card.task.channels, card.task.height, card.task.width)
+    check_form(images, card.task, source)
+    return images
+
+
+def check_form(images: Images, task: Task, source: str) -> None:
+    """Images of another form than the run's are refused."""
+    shape, wanted = tuple(images.x.shape[1:]), (task.channels, task.height, task.width)
     if shape != wanted:
         has, wants = (" × ".join(map(str, sizes)) for sizes in (shape, wanted))
         raise CalgpError(
             f"{source} has images of {has}, the run was trained on {wants} (channels × height × width). "
             "--convert resizes and recolours them."
         )
-    return images
 
 
 def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
