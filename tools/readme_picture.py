@@ -1,0 +1,48 @@
+"""Draw README's picture from a run folder that was evaluated inside and outside: reliability, and entropies.
+
+usage: python tools/readme_picture.py RUN docs/mnist.png     (needs chromium)
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from calgp.report.figures import Bins, entropies, reliability
+from calgp.runs import RunFolder
+
+PAGE = """<!doctype html><meta charset="utf-8"><style>
+body {{ margin: 0; padding: 24px; background: #fff; color: #222; font: 15px/1.4 system-ui, sans-serif }}
+body {{ display: flex; gap: 40px }} figure {{ margin: 0; flex: 1 }} svg {{ width: 100%; height: auto }}
+figcaption {{ font-weight: 600; margin-bottom: 8px }}
+</style><figure><figcaption>Right as often as it says: {inside}</figcaption>{left}</figure>
+<figure><figcaption>In doubt where it should be: {inside} and {outside}</figcaption>{right}</figure>"""
+
+
+def main(run: str, out: str) -> None:
+    folder = RunFolder(run)
+    own = folder.card().run.source
+    found = {evaluation["outside"]: evaluation for evaluation in folder.evaluations()}
+    inside, outside = found[False], found[True]
+    entropy = {
+        name: folder.tensors(folder.predictions_name(name))["entropy"].tolist() for name in (own, outside["source"])
+    }
+    auroc = outside["ood"]["entropy"]["auroc"]
+    left = reliability(Bins(**inside["reliability"]), ece=inside["scores"]["ece"], mce=inside["scores"]["mce"])
+    right = entropies(
+        entropy[own],
+        entropy[outside["source"]],
+        classes=len(folder.card().classes),
+        names=(own, outside["source"]),
+        auroc=(auroc["value"], tuple(auroc["interval"])),
+    )
+    with tempfile.TemporaryDirectory() as place:
+        page = Path(place) / "page.html"
+        page.write_text(PAGE.format(left=left, right=right, inside=own.upper(), outside=outside["source"]), "utf-8")
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=2"]
+        options += ["--disable-background-networking", f"--user-data-dir={place}/profile", "--window-size=1120,640"]
+        subprocess.run(["chromium", *options, f"--screenshot={out}", page.as_uri()], check=True, capture_output=True)  # noqa: S603, S607
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
