@@ -15,8 +15,8 @@ PAGE = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 0; padding: 24px; background: #fff; color: #222; font: 15px/1.4 system-ui, sans-serif }}
 body {{ display: flex; gap: 40px }} figure {{ margin: 0; flex: 1 }} svg {{ width: 100%; height: auto }}
 figcaption {{ font-weight: 600; margin-bottom: 8px }}
-</style><figure><figcaption>Right as often as it says: {inside}</figcaption>{left}</figure>
-<figure><figcaption>In doubt where it should be: {inside} and {outside}</figcaption>{right}</figure>"""
+</style><figure><figcaption>Reliability on {inside}</figcaption>{left}</figure>
+<figure><figcaption>Entropy of the predictions on {inside} and {outside}</figcaption>{right}</figure>"""
 
 
 def main(run: str, out: str) -> None:
@@ -38,9 +38,9 @@ def main(run: str, out: str) -> None:
     )
     with tempfile.TemporaryDirectory() as place:
         page = Path(place) / "page.html"
-        page.write_text(PAGE.format(left=left, right=right, inside=own.upper(), outside=outside["source"]), "utf-8")
+        page.write_text(PAGE.format(left=left, right=right, inside=own, outside=outside["source"]), "utf-8")
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=2"]
-        options += ["--disable-background-networking", f"--user-data-dir={place}/profile", "--window-size=1120,640"]
+        options += ["--disable-background-networking", f"--user-data-dir={place}/profile", "--window-size=1120,690"]
         subprocess.run(["chromium", *options, f"--screenshot={out}", page.as_uri()], check=True, capture_output=True)  # noqa: S603, S607
 
 
