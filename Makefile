@@ -38,7 +38,7 @@ imports: $(STAMP)
 	@$(BIN)/lint-imports
 
 types: $(STAMP)
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:  ## remove the virtual environment and what the demo wrote
 	rm -rf $(VENV) demo
