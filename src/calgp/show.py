@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
@@ -104,8 +104,9 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
 def comparison_table(rows: list[Row]) -> Table:
     """One line a setting: mean ± standard error over its seeds."""
     outside = sorted({source for row in rows for source in row.auroc})
-    table = Table("method", "network", "images", "steps", "seeds", *(name.upper() for name in METRICS),
-                  *(f"AUROC {source}" for source in outside))  # fmt: skip
+    table = Table(Column("method", no_wrap=True), "network", "images", "steps", "seeds")
+    for name in (*(name.upper() for name in METRICS), *(f"AUROC {source}" for source in outside)):
+        table.add_column(name)
     for row in rows:
         numbers = [row.metrics[name] for name in METRICS] + [row.auroc.get(source) for source in outside]
         table.add_row(
