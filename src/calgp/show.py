@@ -104,21 +104,23 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
 def comparison_table(rows: list[Row]) -> Table:
     """One line a setting: mean ± standard error over its seeds."""
     outside = sorted({source for row in rows for source in row.auroc})
-    table = Table(Column("method", no_wrap=True), "network", "images", "steps", "seeds")
+    table = Table(Column("run", overflow="fold"), show_lines=True)
     for name in (*(name.upper() for name in METRICS), *(f"AUROC {source}" for source in outside)):
-        table.add_column(name)
+        table.add_column(name, no_wrap="AUROC" not in name, min_width=6)  # a number is never cut, whatever the width
     for row in rows:
         numbers = [row.metrics[name] for name in METRICS] + [row.auroc.get(source) for source in outside]
+        seeds = f"{len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
+        setting = f"{row.backbone}, {row.train_images:,} {row.source}, {row.steps:,} steps, {seeds}"
         table.add_row(
-            row.method, row.backbone, f"{row.train_images:,} {row.source}", f"{row.steps:,}", str(len(row.seeds)),
+            f"[bold]{escape(row.method)}[/]\n{escape(setting)}",
             *("" if value is None else number(*value) for value in numbers),
-        )  # fmt: skip
+        )
     return table
 
 
 def number(value: float, error: float | None) -> str:
-    """A mean, with its standard error if there is one."""
-    return f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
+    """A mean, with its standard error below if there is one."""
+    return f"{value:.4f}" + ("" if error is None else f"\n±{error:.4f}")
 
 
 def flat_row(row: Row) -> dict[str, Any]:
