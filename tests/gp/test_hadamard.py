@@ -39,7 +39,9 @@ def test_training_works_after_a_first_call_in_inference_mode():
     x = torch.ones(2, 32, dtype=torch.float16)  # a type that no other test uses: nothing is kept for it yet
     with torch.inference_mode():
         hadamard_transform(x)
-    hadamard_transform(x.clone().requires_grad_()).sum().backward()
+    trained = x.clone().requires_grad_()
+    hadamard_transform(trained).sum().backward()
+    assert trained.grad[0].tolist() == [32.0] + [0.0] * 31  # H̃ of ones: the first row sums to d, the others to 0
 
 
 def test_constants_are_made_once():
