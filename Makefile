@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up on a machine that has only Python 3.10 or newer with venv.
+# `make demo` and `make test` set everything up on a machine that has only Python 3.11 or newer with venv (constraints.txt).
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
