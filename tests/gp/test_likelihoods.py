@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import reference
-from calgp.gp import Latent, Softmax
+from calgp.gp import Latent, Noise, Softmax
 
 
 def latent(samples=4, n=5, classes=3, *, scale=1.0, dtype=torch.float64):
@@ -37,3 +37,56 @@ def test_gradients_at_extreme_logits_are_finite():
     f = torch.tensor([[[1e4, -1e4, 0.0]]], requires_grad=True)
     Softmax().expected_log_prob(Latent(f), torch.tensor([1])).sum().backward()
     torch.testing.assert_close(f.grad, torch.tensor([[[-1.0, 1.0, 0.0]]]))  # one-hot less softmax
+
+
+def gaussian_latent(components=1, n=4, classes=2):
+    generator = torch.Generator().manual_seed(1)
+    mean = torch.randn(components, n, classes, generator=generator, dtype=torch.float64)
+    return Latent(mean, torch.rand(components, n, classes, generator=generator, dtype=torch.float64) + 0.1)
+
+
+def keyed(n, samples=1, seed=0):
+    return Noise(seed, torch.arange(samples), torch.arange(n))
+
+
+def test_points_of_a_gaussian_have_its_mean_and_variance():
+    f, draws = gaussian_latent(), 20_000
+    points = f.points(draws, keyed(4))
+    assert points.shape == (draws, 4, 2)
+    # five standard errors of a mean and of a variance
+    error = (f.variance / draws).sqrt()
+    assert ((points.mean(0) - f.mean[0]).abs() < 5 * error[0]).all()
+    assert ((points.var(0) / f.variance[0] - 1).abs() < 5 * (2 / draws) ** 0.5).all()
+
+
+def test_each_component_has_its_own_draws_and_a_single_one_is_drawn_for_each_sample():
+    assert gaussian_latent(components=3).points(5, keyed(4, samples=3)).shape == (15, 4, 2)
+    points = gaussian_latent().points(5, keyed(4, samples=3))
+    assert points.shape == (15, 4, 2) and len(points.unique()) == 15 * 4 * 2
+
+
+def test_a_gaussian_is_integrated_as_by_quadrature():
+    """Of two classes only the difference of the functions matters: Gauss–Hermite in one dimension is the truth."""
+    f, y = gaussian_latent(), torch.tensor([0, 1, 1, 0])
+    likelihood = Softmax(draws=40_000)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    mean = (f.mean[0, :, 1] - f.mean[0, :, 0]).numpy()
+    deviation = f.variance[0].sum(-1).sqrt().numpy()
+    difference = mean[:, None] + deviation[:, None] * nodes  # f₁ − f₀
+    log_p1 = -np.logaddexp(0, -difference)
+    log_p = np.where(y[:, None].numpy() == 1, log_p1, log_p1 - difference)
+    weights = weights / weights.sum()
+    # standard deviations of the integrands are below 2: five errors of 40,000 draws are 0.05
+    np.testing.assert_allclose(likelihood.expected_log_prob(f, y, keyed(4)), log_p @ weights, atol=0.05)
+    p1 = likelihood.log_probs(f, keyed(4)).exp().mean(0)[:, 1]
+    np.testing.assert_allclose(p1, np.exp(log_p1) @ weights, atol=0.0125)
+
+
+def test_a_variance_of_zero_is_a_point_and_passes_a_finite_gradient():
+    mean = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(0))
+    variance = torch.zeros(1, 3, 2, requires_grad=True)
+    y = torch.tensor([0, 1, 0])
+    value = Softmax().expected_log_prob(Latent(mean, variance), y, keyed(3))
+    torch.testing.assert_close(value, Softmax().expected_log_prob(Latent(mean), y))
+    value.sum().backward()
+    assert variance.grad.isfinite().all()

@@ -2,11 +2,12 @@ import itertools
 import math
 
 import pytest
+import scipy.stats
 import torch
 
 import reference
 from calgp.gp import Noise
-from calgp.gp.noise import _mix, _signed, bernoulli, binary_digits, site_key
+from calgp.gp.noise import _mix, _signed, bernoulli, binary_digits, normal, site_key
 
 KEEPS = [0.5, 0.25, 0.75, 0.9, 0.3, 1 / 3, 0.01, 0.999]
 
@@ -183,3 +184,32 @@ def test_sites_have_fixed_keys():
 def test_probabilities_of_few_digits_need_few_planes_of_bits():
     assert [len(binary_digits(keep)) for keep in (0.5, 0.25, 0.75, 0.875)] == [1, 2, 2, 3]
     assert max(len(binary_digits(keep)) for keep in KEEPS) == 16
+
+
+def test_normal_numbers_are_normal_and_independent():
+    noise = Noise(0, torch.arange(4), torch.arange(500))
+    draws = normal(noise, 7, 21, rows=500, like=torch.zeros(()).double())
+    assert draws.shape == (4, 500, 21)
+    # Kolmogorov–Smirnov against the exact distribution, and correlations of columns within five errors of zero
+    assert scipy.stats.kstest(draws.flatten().numpy(), "norm").pvalue > 0.01
+    columns = draws.flatten(0, 1)
+    correlation = torch.corrcoef(columns.T) - torch.eye(21)
+    assert correlation.abs().max() < 5 / len(columns) ** 0.5
+    assert torch.corrcoef(columns.T.square()).fill_diagonal_(0).abs().max() < 5 / len(columns) ** 0.5
+
+
+def test_normal_numbers_depend_on_their_key_alone():
+    def of(samples, rows):
+        return normal(Noise(3, samples, rows), 7, 5, rows=len(rows), like=torch.zeros(()))
+
+    whole = of(torch.arange(4), torch.arange(6))
+    rows = torch.tensor([5, 0, 3])
+    assert torch.equal(of(torch.tensor([2]), rows), whole[2:3, rows])
+    assert whole.dtype == torch.float32
+
+
+def test_normal_numbers_without_keys_come_from_torchs_generator():
+    torch.manual_seed(0)
+    drawn = normal(None, 0, 5, rows=3, like=torch.zeros(()))
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.randn(1, 3, 5))

@@ -60,7 +60,8 @@ class Bound(nn.Module):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """(−(1/m) Σ_k E_q log p(y_k | x_k), KL / n), to be added and minimised."""
         latent = self.model(x, noise)
-        return -self.model.likelihood.expected_log_prob(latent, y).mean(), self.model.kl() / self.n
+        nll = -self.model.likelihood.expected_log_prob(latent, y, noise).mean()
+        return nll, self.model.kl() / self.n
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,6 @@ def predict_batches(
     if samples < 1 or not 0 <= seed < 2**63:
         raise ValueError(f"samples must be at least 1 and the seed 0 … 2^63 - 1, not {samples=}, {seed=}")
     batches = _split(data) if isinstance(data, Tensor) else data
-    samples = samples if model.sites() else 1  # without a mask every sample is the same
     for x, rows in batches:
         with evaluating(model), torch.no_grad():
             predictive = _predict_batch(model, x, rows, samples, seed, memory)
@@ -166,10 +166,12 @@ def _predict_batch(model: Model, x: Tensor, rows: Tensor, samples: int, seed: in
     h = model.stem(x)
 
     def draw(first: int, last: int, rows: Tensor, h: Tensor) -> Tensor:
-        latent = model.sample(h, Noise(seed, torch.arange(first, last, device=x.device), rows))
-        return model.likelihood.log_probs(latent)
+        noise = Noise(seed, torch.arange(first, last, device=x.device), rows)
+        return model.likelihood.log_probs(model.sample(h, noise), noise)
 
-    chunk = max(1, memory // (_footprint(model, lambda: draw(0, 1, rows[:1], h[:1])) * len(x)))
+    chunk = samples  # a network without masks is the same for all of them
+    if model.sites():
+        chunk = max(1, memory // (_footprint(model, lambda: draw(0, 1, rows[:1], h[:1])) * len(x)))
     chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
     moments = functools.reduce(operator.add, (_Moments.of(draw(first, last, rows, h)) for first, last in chunks))
     # log p̄ = log Σ_s exp(log p_s) − log S, normalised once more against rounding

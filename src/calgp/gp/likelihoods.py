@@ -7,32 +7,57 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from calgp.gp.noise import Noise, normal, site_key
+
 
 class Latent(NamedTuple):
-    """What a model knows of f at N inputs: S equally likely points (a network without masks: one)."""
+    """What a model knows of f at N inputs: a mixture of S equally likely components, points or Gaussians.
+
+    A network with masks: S points; without: one; a sparse GP: one Gaussian; a sparse GP on a masked network: S of them.
+    """
 
     mean: Float[Tensor, "S N Q"]
+    variance: Float[Tensor, "S N Q"] | None = None  # None: points
+
+    def points(self, draws: int, noise: Noise | None = None) -> Float[Tensor, "SK N Q"]:
+        """The points, or `draws` of each Gaussian (for each sample of the noise, if there is only one component)."""
+        if self.variance is None:
+            return self.mean
+        _, n, outputs = self.mean.shape
+        epsilon = normal(noise, _SITE, draws * outputs, rows=n, like=self.mean)
+        epsilon = epsilon.unflatten(-1, (draws, outputs)).movedim(2, 1)  # [S or 1, draws, N, Q]
+        mean, deviation = self.mean.unsqueeze(1), self.variance.clamp_min(TINY).sqrt().unsqueeze(1)
+        return (mean + deviation * epsilon).flatten(0, 1)
+
+
+_SITE = site_key("likelihood")
+TINY = 1e-12  # the smallest variance: rounding may bring one below zero, and the square root has no gradient there
 
 
 class Likelihood(nn.Module, ABC):
     """p(y | f)."""
 
     @abstractmethod
-    def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    def expected_log_prob(self, latent: Latent, y: Tensor, noise: Noise | None = None) -> Float[Tensor, "N"]:
         """E_q log p(y | f): the average over samples that Eq. (9) has inside its sum."""
 
     @abstractmethod
-    def log_probs(self, latent: Latent) -> Float[Tensor, "S N Q"]:
-        """log p(y = q | f_s) for each component s; Eq. (10) averages their exponentials."""
+    def log_probs(self, latent: Latent, noise: Noise | None = None) -> Float[Tensor, "S N Q"]:
+        """log p(y = q | f_s) for each point s of the components; Eq. (10) averages their exponentials."""
 
 
 class Softmax(Likelihood):
-    """p(y = q | f) = exp f_q / Σ exp f."""
+    """p(y = q | f) = exp f_q / Σ exp f. A Gaussian f is integrated by `draws` draws, which cost no network pass."""
 
-    def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
-        index = y.expand(len(latent.mean), -1).unsqueeze(-1)
-        return self.log_probs(latent).gather(-1, index).squeeze(-1).mean(0)
+    def __init__(self, draws: int = 16) -> None:
+        super().__init__()
+        self.draws = draws
 
-    def log_probs(self, latent: Latent) -> Float[Tensor, "S N Q"]:
+    def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"], noise: Noise | None = None) -> Float[Tensor, "N"]:
+        log_probs = self.log_probs(latent, noise)
+        return log_probs.gather(-1, y.expand(len(log_probs), -1).unsqueeze(-1)).squeeze(-1).mean(0)
+
+    def log_probs(self, latent: Latent, noise: Noise | None = None) -> Float[Tensor, "S N Q"]:
+        f = latent.points(self.draws, noise)
         # half precision would round a probability of 0.998 to 1
-        return latent.mean.to(torch.promote_types(latent.mean.dtype, torch.float32)).log_softmax(-1)
+        return f.to(torch.promote_types(f.dtype, torch.float32)).log_softmax(-1)

@@ -6,6 +6,7 @@ The function is a counter-based hash that gives 64 bits at a time, which is also
 """
 
 import hashlib
+import math
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,20 @@ def bernoulli(
         bits = bits | word if digit else bits & word
     bytes_ = bits.contiguous().view(torch.uint8).int()
     return torch.nn.functional.embedding(bytes_, _byte_table(like.device, like.dtype)).flatten(-2)[..., :size]
+
+
+def normal(noise: Noise | None, site: int, size: int, *, rows: int, like: Tensor) -> Float[Tensor, "S N size"]:
+    """ε ~ N(0, 1), in the floating type and on the device of `like`: Box–Muller on the halves of a word.
+
+    Without `noise` it comes from torch's own generator: one sample for each of `rows` rows.
+    """
+    if noise is None:
+        return torch.randn(1, rows, size, dtype=like.dtype, device=like.device)
+    words = noise.words(site, -(-size // 2), shared=False)
+    # uniform in (0, 1): the middles of 2^32 intervals, in double precision, or the tails would end at four deviations
+    u, v = ((half & (1 << 32) - 1).double().add(0.5) / 2**32 for half in (words, words >> 32))
+    radius, angle = (-2 * u.log()).sqrt(), 2 * math.pi * v
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :size].to(like.dtype)
 
 
 def binary_digits(keep: float) -> tuple[bool, ...]:

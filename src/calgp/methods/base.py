@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 
+from calgp.data import Images
 from calgp.gp import Model
 from calgp.nets import Backbone, Task
 
@@ -17,3 +18,9 @@ class Method(ABC):
     @abstractmethod
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> Model:
         """The model, with everything that is drawn once (Ω, signs, first weights) drawn from `generator`."""
+
+    def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:  # noqa: B027
+        """What the training images decide before the first step (inducing points); nothing for most methods."""
+
+    def finish(self, model: Model, train: Images) -> None:  # noqa: B027
+        """What is computed from the training images after the last step (a Laplace precision); nothing for most."""

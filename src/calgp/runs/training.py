@@ -120,6 +120,8 @@ def train(
     data = TrainingData.of(run, directory) if data is None else data
     task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
     model = build(run, task)
+    if not resume:
+        run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
     optimiser = make_optimiser(run, model)
     first = _resumed(folder, model, optimiser, data) if resume else _begun(run, folder, task, data)
     bound, optimiser = fabric.setup(Bound(model, len(data.train)), optimiser)
@@ -145,6 +147,7 @@ def train(
                 raise Interrupted(
                     f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume {folder.path}"
                 )
+    run.method.finish(model, data.train)
     folder.write_tensors("model.safetensors", model.state_dict())
     folder.remove("checkpoint.safetensors")
     return model
