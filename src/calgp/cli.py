@@ -308,8 +308,11 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     import torch
     from lightning_fabric import Fabric
 
+    from calgp.runs import keep_freed_memory
+
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
+    keep_freed_memory()
     if threads is not None:
         _positive("threads", threads)
         torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.gp.hadamard import hadamard_transform
+from calgp.gp.hadamard import alternating_product
 from calgp.gp.masks import Mask, Masking
 from calgp.gp.noise import Noise
 
@@ -60,14 +60,16 @@ class Sorf(Frequencies):
 
     def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
         padded = self.signs.shape[-1]
-        x = divided(c, lengthscale)
-        x = F.pad(x, (0, padded - x.shape[-1])).unsqueeze(-2)  # [..., 1, d']
+        missing = padded - c.shape[-1]
+        if missing:
+            c = F.pad(c, (0, missing))
+            lengthscale = F.pad(lengthscale, (0, missing), value=1) if lengthscale.shape[-1] > 1 else lengthscale
         # with the ±1 matrix H̃ = √d' H:  √d' · H D₁ H D₂ H D₃ = (1/d') · H̃ D₁ H̃ D₂ H̃ D₃
-        d1, d2, d3 = self.signs.to(x.dtype)
-        x = hadamard_transform(x * (d3 / padded))
-        x = hadamard_transform(x * d2)
-        x = hadamard_transform(x * d1)
-        return x.flatten(-2)[..., : self.n_rf]
+        d1, d2, d3 = self.signs.to(c.dtype)
+        d3 = d3 / (padded * lengthscale.unsqueeze(-2))  # [*outputs, blocks, d']
+        x = c.reshape(-1, *(1,) * (d3.dim() - 1), padded).expand(-1, *d3.shape)
+        x = alternating_product(x, d3, d2, d1, None)
+        return x.reshape(*c.shape[:-1], *d3.shape[:-2], -1)[..., : self.n_rf]
 
     def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
         return lengthscale.new_zeros(())

@@ -48,9 +48,12 @@ class Backbone(ABC):
         """The network, with masks in front of all convolutions that should have them."""
 
 
-def padded_to(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]:
-    """Zeros around images smaller than `size`, as the published experiments do with MNIST (28 to 32)."""
+def canvas(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]:
+    """Zeros around images smaller than `size`, as the published experiments do with MNIST (28 to 32); channels last.
+
+    `contiguous(memory_format=channels_last)` leaves images of one channel as they are, both layouts being the same
+    memory, and the convolutions then take them, and all that follows, for channels first: half as fast.
+    """
     height, width = max(size - x.shape[2], 0), max(size - x.shape[3], 0)
-    if not height and not width:
-        return x
-    return nn.functional.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
+    x = nn.functional.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise, same_padding
-from calgp.nets.base import Backbone, Features, Task, padded_to
+from calgp.nets.base import Backbone, Features, Task, canvas
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LeNetFeatures(Features):
         self.response_norm = nn.LocalResponseNorm(9, 0.001, 0.75, 1.0) if spec.normalise else nn.Identity()
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
-        h = padded_to(x, 32).contiguous(memory_format=torch.channels_last)
+        h = canvas(x, 32)
         return h if self.spec.mask_first else self._first(h, None)
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:

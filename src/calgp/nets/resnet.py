@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise
-from calgp.nets.base import Backbone, Features, Task, padded_to
+from calgp.nets.base import Backbone, Features, Task, canvas
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ResNetFeatures(Features):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
-        h = padded_to(x, self.spec.pad_to).contiguous(memory_format=torch.channels_last)
+        h = canvas(x, self.spec.pad_to)
         return h if self.spec.mask_first else self._first(h, None)
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:

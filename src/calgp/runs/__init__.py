@@ -3,6 +3,7 @@
 from calgp.runs.comparison import Row, compare, own_scores
 from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
 from calgp.runs.folder import Card, RunFolder, shipped_run
+from calgp.runs.memory import keep_freed_memory
 from calgp.runs.run import Run, from_json, to_json
 from calgp.runs.training import Interrupted, Step, TrainingData, fit, train
 
@@ -19,6 +20,7 @@ __all__ = [
     "evaluate",
     "fit",
     "from_json",
+    "keep_freed_memory",
     "own_scores",
     "predict_files",
     "score",
