@@ -60,7 +60,7 @@ def bernoulli(
     # P(bit) = 0.b₁b₂…b₁₆ in binary: from the last digit to the first, OR with a fair bit maps p to ½ + p/2, AND to p/2.
     bits = torch.zeros_like(words[..., :count])
     for digit, word in zip(digits, words.split(count, -1), strict=True):
-        bits = bits | word if digit else bits & word
+        bits = bits.bitwise_or_(word) if digit else bits.bitwise_and_(word)
     bytes_ = bits.contiguous().view(torch.uint8).int()
     return torch.nn.functional.embedding(bytes_, _byte_table(like.device, like.dtype)).flatten(-2)[..., :size]
 
@@ -104,7 +104,11 @@ _MULTIPLIERS = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def _mix(z: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
-    """SplitMix64's finaliser (Steele et al. 2014). torch shifts signed words arithmetically, hence the bit masks."""
-    z = (z ^ (z >> 30 & (1 << 34) - 1)) * _MULTIPLIERS[0]
-    z = (z ^ (z >> 27 & (1 << 37) - 1)) * _MULTIPLIERS[1]
-    return z ^ (z >> 31 & (1 << 33) - 1)
+    """SplitMix64's finaliser (Steele et al. 2014), in the memory of `z`, which must be the caller's own."""
+    shifted = torch.empty_like(z)
+    for bits, multiplier in ((30, _MULTIPLIERS[0]), (27, _MULTIPLIERS[1]), (31, 1)):
+        torch.bitwise_right_shift(z, bits, out=shifted)
+        z ^= shifted.bitwise_and_((1 << 64 - bits) - 1)  # torch shifts signed words arithmetically: drop the signs
+        if multiplier != 1:
+            z *= multiplier
+    return z
