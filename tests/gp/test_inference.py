@@ -128,15 +128,22 @@ def test_memory_does_not_change_the_answer(memory):
         torch.testing.assert_close(getattr(chunked, name), getattr(whole, name), **SEED_ONLY)
 
 
-def test_memory_decides_how_many_samples_are_drawn_at_a_time():
+def test_memory_decides_how_many_rows_and_samples_are_computed_at_a_time():
     model, x = Toy(), images()
     sizes = []
-    handle = model.gp.register_forward_hook(lambda module, inputs, f: sizes.append(len(f) // 12))
+    handle = model.gp.register_forward_hook(lambda module, inputs, f: sizes.append(len(f)))
     predict(model, x, samples=33, memory=1)
-    assert set(sizes[1:]) == {1}
+    assert sizes == [1] + [1] * (33 * 12)  # the first measures what a sample of a row takes
     sizes.clear()
     predict(model, x, samples=33)
-    assert max(sizes) == 33
+    assert sizes == [1, 33 * 12]
+    sizes.clear()
+    one = 4 * 30 * 4  # four times the largest of a layer's results for one sample of a row: 30 numbers of 4 bytes
+    predict(model, x, samples=33, memory=33 * 5 * one)
+    assert sizes == [1, 33 * 5, 33 * 5, 33 * 2]
+    sizes.clear()
+    predict(model, x[:1], samples=33, memory=10 * one)
+    assert sizes == [1, 10, 10, 10, 3]
     handle.remove()
 
 

@@ -262,3 +262,34 @@ def test_vectors_with_more_axes_are_masked_over_the_last():
     z = z_of(Masking(), 6, 5, 50)
     assert torch.equal(z, z[:, :1].expand_as(z))
     assert len(z[:, 0].unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize("granularity", ["channel", "shared"])
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("stride", "window", "size"), [(1, 5, 8), (2, 3, 8), (2, 3, 7), (1, 2, 6)])
+def test_recombined_responses_equal_the_convolutions_of_masked_images(
+    granularity, inverted, bias, stride, window, size
+):
+    """Without gradients many samples of one input are computed from the responses to its single channels."""
+    masking = Masking(0.3, granularity, inverted)
+    layer = sited(MaskedConv2d(3, 4, window, stride=stride, masking=masking, bias=bias, generator=seeded(1))).double()
+    h, noise = randn(5, 3, size, size + 1), keyed(5, samples=7)
+    direct = layer(h, noise)
+    with torch.no_grad():
+        assert layer._recombines(h, noise)
+        recombined = layer(h.contiguous(memory_format=torch.channels_last), noise)
+    assert recombined.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(recombined, direct)
+
+
+def test_few_samples_or_masks_of_elements_or_later_layers_are_not_recombined():
+    def recombines(granularity, rows, samples):
+        layer = sited(MaskedConv2d(32, 4, 5, masking=Masking(0.5, granularity)))
+        with torch.no_grad():
+            return layer._recombines(torch.zeros(rows, 32, 8, 8), keyed(3, samples))
+
+    assert recombines("channel", rows=3, samples=16)
+    assert not recombines("channel", rows=3, samples=15)
+    assert not recombines("element", rows=3, samples=50)
+    assert not recombines("channel", rows=3 * 50, samples=50)  # an earlier mask has made the rows differ

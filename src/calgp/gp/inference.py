@@ -122,11 +122,11 @@ class Predictive:
         )
 
 
-MEMORY = 512 * 2**20
+MEMORY = (512 * 2**20, 64 * 2**20)  # elsewhere, and on a processor, whose caches like small tensors
 
 
 def predict(
-    model: Model, data: Tensor | Iterable[Batch], *, samples: int = 50, seed: int = 0, memory: int = MEMORY
+    model: Model, data: Tensor | Iterable[Batch], *, samples: int = 50, seed: int = 0, memory: int | None = None
 ) -> Predictive:
     """p(y | x) for images, Eq. (10), averaged over `samples` draws of all that is random.
 
@@ -138,13 +138,14 @@ def predict(
         data: one tensor of images (their rows are 0, 1, …), or batches of (images, rows in the data set).
         samples: S.
         seed: of the masks.
-        memory: bytes that activations may take; it decides how many samples are drawn at a time, never the result.
+        memory: bytes that activations may take (None: 64 MB on a processor, 512 MB elsewhere); it decides how much is
+            computed at a time, never the result.
     """
     return Predictive.cat(predict_batches(model, data, samples=samples, seed=seed, memory=memory))
 
 
 def predict_batches(
-    model: Model, data: Tensor | Iterable[Batch], *, samples: int = 50, seed: int = 0, memory: int = MEMORY
+    model: Model, data: Tensor | Iterable[Batch], *, samples: int = 50, seed: int = 0, memory: int | None = None
 ) -> Iterator[Predictive]:
     """`predict`, one batch at a time: for more predictions than fit in memory."""
     if samples < 1 or not 0 <= seed < 2**63:
@@ -152,7 +153,7 @@ def predict_batches(
     batches = _split(data) if isinstance(data, Tensor) else data
     for x, rows in batches:
         with evaluating(model), torch.no_grad():
-            predictive = _predict_batch(model, x, rows, samples, seed, memory)
+            predictive = Predictive.cat(_predict_batch(model, x, rows, samples, seed, memory))
         yield predictive  # outside: the caller goes on with gradients, and with the model as it was
 
 
@@ -161,23 +162,29 @@ def _split(x: Tensor, size: int = 100) -> Iterator[Batch]:
     return zip(x.split(size), torch.arange(len(x), device=x.device).split(size), strict=True)
 
 
-def _predict_batch(model: Model, x: Tensor, rows: Tensor, samples: int, seed: int, memory: int) -> Predictive:
-    """Samples are consumed where they are born, so that memory does not grow with their number."""
+def _predict_batch(
+    model: Model, x: Tensor, rows: Tensor, samples: int, seed: int, memory: int | None
+) -> Iterator[Predictive]:
+    """A few rows at a time with all of their samples; if these do not fit, a few samples at a time.
+
+    Samples are consumed where they are born, so that memory does not grow with their number.
+    """
     h = model.stem(x)
 
     def draw(first: int, last: int, rows: Tensor, h: Tensor) -> Tensor:
         noise = Noise(seed, torch.arange(first, last, device=x.device), rows)
         return model.likelihood.log_probs(model.sample(h, noise), noise)
 
-    chunk = samples  # a network without masks is the same for all of them
+    size, chunk = len(x), samples  # a network without masks is the same for all samples
     if model.sites():
-        chunk = max(1, memory // (_footprint(model, lambda: draw(0, 1, rows[:1], h[:1])) * len(x)))
-    chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
-    moments = functools.reduce(operator.add, (_Moments.of(draw(first, last, rows, h)) for first, last in chunks))
-    # log p̄ = log Σ_s exp(log p_s) − log S, normalised once more against rounding
-    log_probs = (moments.log_sum - math.log(moments.count)).log_softmax(-1)
-    variance = moments.deviations / max(moments.count - 1, 1)  # unbiased; a single sample has none
-    return Predictive(log_probs, moments.entropy / moments.count, variance, moments.count)
+        budget = MEMORY[x.device.type == "cpu"] if memory is None else memory
+        fit = budget // _footprint(model, lambda: draw(0, 1, rows[:1], h[:1]))  # samples of a row
+        size = min(max(fit // samples, 1), len(x))
+        chunk = max(fit // size, 1)
+    for h_part, rows_part in zip(h.split(size), rows.split(size), strict=True):
+        chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
+        parts = (_Moments.of(draw(first, last, rows_part, h_part)) for first, last in chunks)
+        yield functools.reduce(operator.add, parts).predictive()
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,12 @@ class _Moments:
         mean = probs.mean(0)
         entropy = torch.special.entr(probs).sum((0, 2))
         return _Moments(len(probs), log_probs.logsumexp(0), entropy, mean, (probs - mean).square().sum(0))
+
+    def predictive(self) -> Predictive:
+        # log p̄ = log Σ_s exp(log p_s) − log S, normalised once more against rounding
+        log_probs = (self.log_sum - math.log(self.count)).log_softmax(-1)
+        variance = self.deviations / max(self.count - 1, 1)  # unbiased; a single sample has none
+        return Predictive(log_probs, self.entropy / self.count, variance, self.count)
 
     def __add__(self, other: "_Moments") -> "_Moments":
         count = self.count + other.count

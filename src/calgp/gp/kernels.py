@@ -104,7 +104,9 @@ class ArcCosine(Kernel):
         scale = self.sigma * math.sqrt(2 / projected.shape[-1])
         if self.order == 0:
             return scale * (projected > 0)
-        return scale * projected.relu() ** self.order
+        if self.order == 1:
+            return (scale * projected).relu_()  # in the memory of the product: one large tensor less
+        return scale * projected.relu().square()
 
     def features(self, n_rf: int) -> int:
         return n_rf
