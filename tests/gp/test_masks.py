@@ -6,7 +6,7 @@ import torch
 
 import reference
 from calgp.gp import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, Noise, name_sites, same_padding
-from calgp.gp.masks import truncated_normal
+from calgp.gp.masks import half_norm, truncated_normal
 
 GRANULARITIES = ["element", "channel", "shared"]
 
@@ -293,3 +293,9 @@ def test_few_samples_or_masks_of_elements_or_later_layers_are_not_recombined():
     assert not recombines("channel", rows=3, samples=15)
     assert not recombines("element", rows=3, samples=50)
     assert not recombines("channel", rows=3 * 50, samples=50)  # an earlier mask has made the rows differ
+
+
+def test_half_norm_and_its_gradients():
+    weight = randn(3, 4).requires_grad_()
+    assert half_norm(weight).item() == pytest.approx((weight.detach().numpy() ** 2).sum() / 2)
+    assert torch.autograd.gradcheck(half_norm, (weight,)) and torch.autograd.gradgradcheck(half_norm, (weight,))
