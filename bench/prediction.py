@@ -1,0 +1,104 @@
+"""How fast is prediction with 50 samples, and how much memory does it take? Against 50 full passes of the plain model."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import torch
+
+from bench import straightforward
+from bench.measure import Row, compare
+from bench.step import CIFAR, MNIST, examples
+from calgp.gp import Model, predict
+from calgp.methods import METHODS
+from calgp.nets import BACKBONES
+
+QUESTION = "Prediction with 50 samples"
+MEMORY = "Peak memory of prediction"
+BUDGET = 512  # MB
+SAMPLES = 50
+
+
+def masked_model(granularity: str, method: str = "cnn-gp-sorf-paper", backbone: str = "lenet", task=MNIST) -> Model:
+    torch.manual_seed(0)
+    return dataclasses.replace(METHODS[method], granularity=granularity).build(task, BACKBONES[backbone])
+
+
+def run(quick: bool) -> list[Row]:
+    x, _ = examples(MNIST, 100)
+    rows = []
+    for granularity, reach in (("element", 3.0), ("channel", 8.0)):
+        torch.manual_seed(0)
+        network = straightforward.LeNet(channel=granularity == "channel")
+        plain = straightforward.Model(network, straightforward.GP(4096, 4096, 10, sorf=True)).eval()
+        model = masked_model(granularity)
+        rows += compare(
+            QUESTION,
+            f"LeNet, SORF, {granularity} masks, 100 images",
+            ("calgp.predict", lambda model=model: predict(model, x, samples=SAMPLES)),
+            {"a loop of 50 passes, plain PyTorch": lambda plain=plain: plain.predict(x, SAMPLES)},
+            reach={"a loop of 50 passes, plain PyTorch": reach},
+            rounds=5,
+        )
+    x, _ = examples(CIFAR, 50)
+    torch.manual_seed(0)
+    plain = straightforward.Model(straightforward.ResNet(), straightforward.GP(64, 64, 10, sorf=True)).eval()
+    model = masked_model("element", backbone="resnet", task=CIFAR)
+    rows += compare(
+        QUESTION,
+        "ResNet(5), SORF, element masks, 50 images",
+        ("calgp.predict", lambda: predict(model, x, samples=SAMPLES)),
+        {"a loop of 50 passes, plain PyTorch": lambda: plain.predict(x, SAMPLES)},
+        rounds=3,
+    )
+    return rows + memory(quick)
+
+
+def memory(quick: bool) -> list[Row]:
+    """What prediction adds to the memory of the process, each time in a process of its own."""
+    rows = []
+    for granularity in ("element", "channel"):
+        one = peak(1, 100, granularity)
+        for samples, batch in ((50, 100), (1000, 100), (50, 1000)):
+            found = peak(samples, batch, granularity)
+            alone = one if batch == 100 else peak(1, batch, granularity)
+            allowed = max(1.5 * alone, BUDGET)
+            rows.append(
+                Row(
+                    MEMORY,
+                    f"LeNet, {granularity} masks, {samples} samples, batch {batch:,}",
+                    "calgp.predict",
+                    f"max(1.5 × one sample, {BUDGET} MB)",
+                    allowed / found,
+                    allowed / found,
+                    allowed / found,
+                    0.0,
+                    1.0,
+                    f"{found:.0f} MB; one sample takes {alone:.0f} MB",
+                )
+            )
+    return rows
+
+
+def peak(samples: int, batch: int, granularity: str) -> float:
+    """MB that `predict` adds to the peak of a fresh process."""
+    command = [sys.executable, "-m", "bench.prediction", str(samples), str(batch), granularity]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603
+
+
+def _peak_here(samples: int, batch: int, granularity: str) -> float:
+    import resource
+
+    def megabytes() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+    model, (x, _) = masked_model(granularity), examples(MNIST, batch)
+    predict(model, x[:1], samples=1)  # what the first call of anything allocates
+    before = megabytes()
+    predict(model, [(x, torch.arange(batch))], samples=samples)
+    return max(megabytes() - before, 1.0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_peak_here(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))
