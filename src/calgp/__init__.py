@@ -11,7 +11,7 @@ from calgp._version import __version__ as __version__
 if TYPE_CHECKING:
     from calgp.data import Images, from_dataset, load
     from calgp.errors import CalgpError
-    from calgp.gp import Bound, DeepGP, Masking, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
+    from calgp.gp import Bound, DeepGP, Masking, Mixture, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
     from calgp.methods import METHODS
     from calgp.nets import BACKBONES
     from calgp.report import write_report
@@ -21,7 +21,7 @@ _ROOMS = {
     "calgp.data": ("Images", "from_dataset", "load"),
     "calgp.errors": ("CalgpError",),
     "calgp.gp": (
-        "Bound", "DeepGP", "Masking", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
+        "Bound", "DeepGP", "Masking", "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
     ),
     "calgp.methods": ("METHODS",),
     "calgp.nets": ("BACKBONES",),
@@ -30,9 +30,9 @@ _ROOMS = {
 }  # fmt: skip
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Model", "Noise", "Predictive",
-    "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "compare", "evaluate", "from_dataset", "load",
-    "predict", "shipped_run", "train", "write_report",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
+    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "compare", "evaluate",
+    "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
 ]  # fmt: skip
 
 
