@@ -11,6 +11,7 @@ METHODS: dict[str, Method] = {
     "cnn-gp-rf-paper": CnnGp(frequencies="variational", lengthscale=1.0),
     "cnn-gp-sorf-paper": CnnGp(frequencies="sorf", lengthscale=1.0),
     "cnn": Cnn(),
+    "cnn-cal": Cnn(calibrator="temperature"),
     "cnn-mcd": CnnMcd(),
 }
 

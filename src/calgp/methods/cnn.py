@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from calgp import calibration
 from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Latent, MaskedLinear, Masking, Model, Noise, Softmax
 from calgp.gp.masks import Granularity
@@ -18,9 +19,18 @@ from calgp.nets import Backbone, Features, Task
 
 @dataclass(frozen=True)
 class Cnn(Method):
-    """CNN: a point estimate, trained by cross-entropy."""
+    """CNN: a point estimate, trained by cross-entropy. CNN+CAL (Guo et al. 2017): calibrated at the end of training.
 
-    summary: ClassVar[str] = "plain CNN with fully connected layers, a point estimate"
+    calibrator: none, or temperature, vector, platt or isotonic, fitted on the hold-out (a tenth, unless given).
+    """
+
+    summary: ClassVar[str] = "plain CNN with fully connected layers, a point estimate; with a calibrator: CNN+CAL"
+
+    calibrator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.calibrator is not None:
+            calibration.find(self.calibrator)
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnModel":
         features = backbone.build(task, UNMASKED, generator=generator)
