@@ -268,7 +268,7 @@ def find(name: str) -> type[Calibrator]:
 def to_json(calibrator: Calibrator) -> dict[str, Any]:
     """The calibrator as plain data; `from_json` gives the same value back, to the bit."""
     name = next(name for name, kind in CALIBRATORS.items() if type(calibrator) is kind)
-    return {"calibrator": name} | dataclasses.asdict(calibrator)  # type: ignore[call-overload]
+    return {"calibrator": name} | _lists(dataclasses.asdict(calibrator))  # type: ignore[call-overload]
 
 
 def from_json(data: dict[str, Any]) -> Calibrator:
@@ -290,6 +290,13 @@ def _classes(calibrator: Calibrator) -> int:
     """How many classes a calibrator is for; 2 if it does not say."""
     first = dataclasses.astuple(calibrator)[0]  # type: ignore[call-overload]
     return len(first) if isinstance(first, tuple) else 2
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as JSON's lists."""
+    if isinstance(value, dict):
+        return {key: _lists(each) for key, each in value.items()}
+    return [_lists(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _numbers(value: Any) -> Any:

@@ -37,13 +37,13 @@ def held_out_images(folder: RunFolder, directory: Path | None = None) -> Images:
         raise CalgpError(f"{folder.path} {_WITHOUT[bool(card.members)]}")
     data = TrainingData.of(card.run, directory)
     rows = torch.tensor(card.holdout_rows)
-    kept = None if data.held_out is None else data.held_out.take(torch.isin(data.held_out.rows, rows))
-    if kept is None or len(kept) != len(rows) or data.train.checksum() != card.checksum:
+    held_out = data.held_out
+    if held_out is None or not torch.isin(rows, held_out.rows).all() or data.train.checksum() != card.checksum:
         raise CalgpError(
             f"The images of {card.run.source} are not those that {folder.path} was trained on: its hold-out cannot be "
             "cut again. Give the data that it was trained on with --data."
         )
-    return kept
+    return held_out.take(torch.isin(held_out.rows, rows))
 
 
 _WITHOUT = {  # ensemble or not
