@@ -76,6 +76,7 @@ class Result:
     card: Card
     calibrator: str | None
     evaluations: list[dict[str, Any]]
+    first: bool  # of the run's results: the one with which its training is shown
 
     @property
     def title(self) -> str:
@@ -123,7 +124,7 @@ def _results(folder: RunFolder) -> list[Result]:
         raise CalgpError(f"{folder.path} has not been evaluated; run `calgp evaluate {folder.path}` first.")
     calibrators = sorted({evaluation.get("calibrator") for evaluation in found}, key=lambda name: name or "")
     return [
-        Result(folder, card, name, [evaluation for evaluation in found if evaluation.get("calibrator") == name])
+        Result(folder, card, name, [each for each in found if each.get("calibrator") == name], name == calibrators[0])
         for name in calibrators
     ]
 
@@ -146,7 +147,7 @@ def _run(result: Result, label: str, colour: str, directory: Path | None) -> dic
     found.sort(key=lambda evaluated: (evaluated.source != card.run.source, evaluated.source))
     inside = [evaluated for evaluated in found if not evaluated.summary["outside"]]
     outside = [evaluated for evaluated in found if evaluated.summary["outside"]]
-    log = folder.log()
+    log = folder.log() if result.first else []
     return {
         "label": label,
         "title": result.title,
