@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from calgp.methods import METHODS
     from calgp.nets import BACKBONES
     from calgp.report import write_report
-    from calgp.runs import Run, RunFolder, TrainingData, compare, evaluate, shipped_run, train
+    from calgp.runs import (
+        Run,
+        RunFolder,
+        TrainingData,
+        calibrate,
+        compare,
+        ensemble,
+        evaluate,
+        shipped_run,
+        train,
+    )
 
 _ROOMS = {
     "calgp.data": ("Images", "from_dataset", "load"),
@@ -26,13 +36,15 @@ _ROOMS = {
     "calgp.methods": ("METHODS",),
     "calgp.nets": ("BACKBONES",),
     "calgp.report": ("write_report",),
-    "calgp.runs": ("Run", "RunFolder", "TrainingData", "compare", "evaluate", "shipped_run", "train"),
+    "calgp.runs": (
+        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "shipped_run", "train",
+    ),
 }  # fmt: skip
 
 __all__ = [
     "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
-    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "compare", "evaluate",
-    "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
+    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "ensemble",
+    "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
 ]  # fmt: skip
 
 
