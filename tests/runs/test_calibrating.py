@@ -136,6 +136,13 @@ def test_a_run_without_a_hold_out_is_refused_and_told_how_to_get_one(tmp_path, f
     assert calibrate(folder, fabric, held_out=images, samples=2)["n"] == 50
 
 
+def test_a_hold_out_of_other_classes_or_form_is_refused(copy, fabric):
+    with pytest.raises(CalgpError, match="must be the same"):
+        calibrate(copy, fabric, held_out=load("letters", "test"))
+    with pytest.raises(CalgpError, match="1 × 20 × 20"):
+        calibrate(copy, fabric, held_out=load("digits", "test", size=20))
+
+
 def test_an_unknown_calibrator_and_an_unfinished_run_are_refused(copy, fabric):
     with pytest.raises(CalgpError, match="no calibrator 'magic'"):
         calibrate(copy, fabric, calibrator="magic")

@@ -137,6 +137,13 @@ def test_what_is_no_ensemble_is_refused(members, twins, tmp_path, fabric):
     assert not target.path.exists()
 
 
+def test_it_is_found_through_a_link(members, tmp_path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    ensemble(members[:2], folder := RunFolder(tmp_path / "deep" / "er" / "both"))
+    (tmp_path / "link").symlink_to(folder.path)
+    assert len(RunFolder(tmp_path / "link").model().members) == 2
+
+
 def test_a_member_that_is_gone_is_named(members, tmp_path):
     gone = RunFolder(shutil.copytree(members[1].path, tmp_path / "gone"))
     ensemble([members[0], gone], folder := RunFolder(tmp_path / "both"))

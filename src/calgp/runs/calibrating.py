@@ -8,6 +8,7 @@ from lightning_fabric import Fabric
 
 from calgp import calibration, metrics
 from calgp.data import Images
+from calgp.errors import CalgpError
 from calgp.gp import Model
 from calgp.runs.evaluation import METRICS, Predictor, batches, check_form, one_device
 from calgp.runs.folder import RunFolder
@@ -33,6 +34,8 @@ def calibrate(
     fabric, card = one_device(fabric), folder.card()
     images = held_out_images(folder, directory) if held_out is None else held_out
     check_form(images, card.task, "The hold-out")
+    if images.classes != card.classes:
+        raise CalgpError(f"The hold-out has classes {images.classes}, the run {card.classes}; they must be the same.")
     found = fit_calibrator(folder.model().to(fabric.device), images, calibrator, samples=samples, seed=seed)
     folder.write_calibration(found)
     return found

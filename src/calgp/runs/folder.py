@@ -160,7 +160,7 @@ class RunFolder:
 
     def mixture(self, card: Card) -> Mixture:
         """The models of an ensemble's members, which must have learned the same task."""
-        folders = [RunFolder(os.path.normpath(self.path / member.path)) for member in card.members]
+        folders = [RunFolder(os.path.normpath(self.path.resolve() / member.path)) for member in card.members]
         for folder in folders:
             other = folder.card()
             if other.members:
