@@ -59,7 +59,18 @@ def first_row(path: str) -> dict[str, str]:
 
 def test_every_command_has_help_with_an_example(run_cli):
     commands = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-    assert {"train", "evaluate", "predict", "compare", "report", "methods", "sources", "demo"} <= set(commands)
+    assert {
+        "train",
+        "evaluate",
+        "predict",
+        "calibrate",
+        "ensemble",
+        "compare",
+        "report",
+        "methods",
+        "sources",
+        "demo",
+    } <= set(commands)
     for command in commands:
         status, output = run_cli(command, "--help")
         assert status == 0
@@ -172,6 +183,15 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["evaluate", "shipped", "-S", "0"], "samples=0"),
         (["evaluate", "shipped", "--source", "folder:nowhere"], "nowhere"),
         (["predict", "shipped", "nothing.png"], "does not exist"),
+        (["calibrate", "nowhere"], "no run folder"),
+        (["calibrate", "shipped"], r"no held-out images.*--holdout 0\.1"),
+        (["calibrate", "shipped", "--calibrator", "magic"], "temperature, vector, platt, isotonic"),
+        (["calibrate", "shipped", "-S", "0"], "samples=0"),
+        (["train", "--method", "cnn-cal", "--holdout", "0"], r"--holdout 0\.1"),
+        (["train", "--set", "split_seed=-1"], "split_seed=-1"),
+        (["ensemble", "nowhere", "shipped", "--out", "both"], "no run folder"),
+        (["ensemble", "shipped", "--out", "both"], "at least two"),
+        (["ensemble", "shipped", "shipped", "--out", "both"], "each of them once"),
         (["compare", "nowhere"], "no run folder"),
         (["report", "nowhere"], "no run folder"),
         (["sources", "--download", "imagenet"], "imagenet"),
@@ -239,3 +259,68 @@ def test_a_file_in_the_way_of_a_folder_is_named(run_cli, tmp_path):
     (tmp_path / "file").write_text("in the way")
     status, output = run_cli("train", *SMALL, "--out", tmp_path / "file" / "run")
     assert status == 1 and "Cannot write in" in output
+
+
+@pytest.fixture
+def copied(cli_run, tmp_path) -> Path:
+    return shutil.copytree(cli_run, tmp_path / "copy")
+
+
+def test_calibrate_and_evaluate_both_ways_side_by_side(run_cli, copied):
+    status, output = run_cli("calibrate", "copy", "-S", "4")
+    assert status == 0 and "temperature, fitted on 20 held-out images" in " ".join(output.split())
+    status, output = run_cli("evaluate", "copy", "-S", "4", "--json")
+    calibrated = json.loads(output)
+    assert status == 0 and calibrated["calibrator"] == "temperature"
+    status, output = run_cli("evaluate", "copy", "-S", "4", "--json", "--uncalibrated")
+    plain = json.loads(output)
+    assert status == 0 and plain["calibrator"] is None
+    assert plain["scores"]["err"] == calibrated["scores"]["err"]
+    assert plain["scores"]["mnll"] != calibrated["scores"]["mnll"]
+    assert {"scores-digits.json", "scores-digits.temperature.json"} <= {path.name for path in copied.iterdir()}
+    status, output = run_cli("compare", "copy", "--csv", "table.csv")
+    rows = list(csv.DictReader(Path("table.csv").read_text().splitlines()))
+    assert status == 0 and {row["method"] for row in rows} == {"cnn-gp-sorf", "cnn-gp-sorf + temperature"}
+    assert "calibrated (temperature)" in run_cli("evaluate", "copy", "-S", "2")[1]
+    status, _ = run_cli("report", "copy", "--out", "report.html")
+    page = Path("report.html").read_text()
+    assert status == 0 and "cnn-gp-sorf + temperature" in page and "calgp evaluate copy --samples" in page
+    assert "--uncalibrated" in page and "calgp calibrate copy --calibrator temperature" in page
+
+
+def test_predict_is_calibrated_unless_told_otherwise(run_cli, copied):
+    assert run_cli("calibrate", "copy", "--calibrator", "vector", "-S", "4", "--json")[0] == 0
+    Image.fromarray(load("digits", "test").x[0, 0].numpy()).save("digit.png")
+    calibrated, plain = (
+        json.loads(run_cli("predict", "copy", "digit.png", "--json", "-S", "4", *flag)[1])[0]
+        for flag in ([], ["--uncalibrated"])
+    )
+    assert calibrated["probabilities"] != plain["probabilities"]
+    assert calibrated["mutual_information"] == plain["mutual_information"]
+    assert sum(calibrated["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_cnn_cal_is_calibrated_by_its_training(run_cli):
+    assert run_cli("train", *SMALL, "--method", "cnn-cal", "--out", "run")[0] == 0
+    run = json.loads(Path("run/run.json").read_text())
+    assert run["run"]["holdout"] == 0.1 and len(run["holdout_rows"]) == 20
+    assert json.loads(Path("run/calibration.json").read_text())["calibrator"] == "temperature"
+    assert json.loads(run_cli("evaluate", "run", "--json")[1])["calibrator"] == "temperature"
+
+
+def test_an_ensemble_is_evaluated_calibrated_and_compared(run_cli):
+    for seed in ("0", "1"):
+        options = ["--method", "cnn-mcd", "--seed", seed, "--holdout", "0.1", "--set", "split_seed=0"]
+        assert run_cli("train", *SMALL, *options, "--out", f"runs/{seed}")[0] == 0
+        assert run_cli("evaluate", f"runs/{seed}", "-S", "3")[0] == 0
+    status, output = run_cli("ensemble", "runs/0", "runs/1", "--out", "runs/both")
+    assert status == 0 and "ensemble of 2 cnn-mcd" in output
+    assert run_cli("evaluate", "runs/both", "-S", "3")[0] == 0
+    assert run_cli("calibrate", "runs/both", "-S", "3")[0] == 0
+    assert run_cli("evaluate", "runs/both", "-S", "3")[0] == 0
+    methods = {row["method"]: len(row["seeds"]) for row in json.loads(run_cli("compare", "runs", "--json")[1])}
+    assert methods == {"cnn-mcd": 2, "ensemble of 2 cnn-mcd": 1, "ensemble of 2 cnn-mcd + temperature": 1}
+    assert run_cli("report", "runs/both", "runs/0", "--out", "report.html")[0] == 0
+    assert "../0, ../1" in Path("report.html").read_text()
+    status, output = run_cli("train", *SMALL, "--out", "runs/both")
+    assert status == 1 and "already holds a run" in output

@@ -11,28 +11,40 @@ from calgp._version import __version__ as __version__
 if TYPE_CHECKING:
     from calgp.data import Images, from_dataset, load
     from calgp.errors import CalgpError
-    from calgp.gp import Bound, DeepGP, Masking, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
+    from calgp.gp import Bound, DeepGP, Masking, Mixture, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
     from calgp.methods import METHODS
     from calgp.nets import BACKBONES
     from calgp.report import write_report
-    from calgp.runs import Run, RunFolder, TrainingData, compare, evaluate, shipped_run, train
+    from calgp.runs import (
+        Run,
+        RunFolder,
+        TrainingData,
+        calibrate,
+        compare,
+        ensemble,
+        evaluate,
+        shipped_run,
+        train,
+    )
 
 _ROOMS = {
     "calgp.data": ("Images", "from_dataset", "load"),
     "calgp.errors": ("CalgpError",),
     "calgp.gp": (
-        "Bound", "DeepGP", "Masking", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
+        "Bound", "DeepGP", "Masking", "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
     ),
     "calgp.methods": ("METHODS",),
     "calgp.nets": ("BACKBONES",),
     "calgp.report": ("write_report",),
-    "calgp.runs": ("Run", "RunFolder", "TrainingData", "compare", "evaluate", "shipped_run", "train"),
+    "calgp.runs": (
+        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "shipped_run", "train",
+    ),
 }  # fmt: skip
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Model", "Noise", "Predictive",
-    "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "compare", "evaluate", "from_dataset", "load",
-    "predict", "shipped_run", "train", "write_report",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
+    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "ensemble",
+    "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
 ]  # fmt: skip
 
 

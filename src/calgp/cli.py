@@ -32,6 +32,9 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cu
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores unless given.")]
 SamplesOption = Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks to average over.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+UncalibratedOption = Annotated[
+    bool, typer.Option("--uncalibrated", help="The probabilities as trained, though the run has been calibrated.")
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.")]
 
 
@@ -108,6 +111,7 @@ def evaluate(
     run: RunArgument,
     source: Annotated[str | None, typer.Option(help="Test images of another set than the run's own.")] = None,
     convert: Annotated[bool, typer.Option(help="Resize and recolour images of another form.")] = False,
+    uncalibrated: UncalibratedOption = False,
     samples: SamplesOption = 50,
     seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
     data: DataOption = None,
@@ -116,6 +120,9 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score a run on test images: its own, or those of another set. Other classes than its own count as outside.
+
+    A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
+    was trained. The results of both stand side by side in the folder, in reports and in comparisons.
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
@@ -126,8 +133,9 @@ def evaluate(
     fabric = _fabric(device, "32-true", threads)
     with show.bar(f"Predicting, {samples} samples") as advance:
         found = runs.evaluate(
-            folder, fabric, source=source, directory=data, samples=samples, seed=seed, convert=convert, watch=advance
-        )
+            folder, fabric, source=source, directory=data, samples=samples, seed=seed, convert=convert,
+            calibrated=not uncalibrated, watch=advance,
+        )  # fmt: skip
     if as_json:
         return print(json.dumps(found.summary))
     out.print(show.evaluation_table(found.summary))
@@ -138,6 +146,7 @@ def predict(
     run: RunArgument,
     images: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.")],
     csv: Annotated[Path | None, typer.Option(help="Write everything to a CSV file.")] = None,
+    uncalibrated: UncalibratedOption = False,
     samples: SamplesOption = 50,
     seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
     device: DeviceOption = "auto",
@@ -146,14 +155,18 @@ def predict(
 ) -> None:
     """Say what pictures show, and how sure that is.
 
+    Of a calibrated run, probabilities and entropy are calibrated; mutual information and the ± of a probability compare
+    samples, and stay those of the average before calibration.
+
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
     from calgp import runs, show
 
     _check_sampling(samples, seed)
     folder = _folder(run)
+    fabric = _fabric(device, "32-true", threads)
     names, predicted = runs.predict_files(
-        folder, images, _fabric(device, "32-true", threads), samples=samples, seed=seed
+        folder, images, fabric, samples=samples, seed=seed, calibrated=not uncalibrated
     )
     rows = show.prediction_rows(names, predicted, folder.card().classes)
     if csv is not None:
@@ -164,12 +177,64 @@ def predict(
 
 
 @app.command()
+def calibrate(
+    run: RunArgument,
+    calibrator: Annotated[str, typer.Option(help="temperature, vector, platt or isotonic.")] = "temperature",
+    samples: SamplesOption = 50,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Calibrate a finished run of any method on the images that it held out (`calgp train --holdout 0.1`).
+
+    The calibrator acts on the averaged probabilities and is kept in calibration.json; `evaluate` and `predict` use it
+    from then on. Entropy is then that of the calibrated probabilities; mutual information and expected entropy compare
+    samples, which calibration does not change: they stay as they were and do not add up to the calibrated entropy.
+
+    Example: calgp calibrate runs/mnist && calgp evaluate runs/mnist
+    """
+    from calgp import runs, show
+
+    _check_sampling(samples, seed)
+    folder = _writable(_folder(run))
+    fabric = _fabric(device, "32-true", threads)
+    found = runs.calibrate(folder, fabric, calibrator=calibrator, directory=data, samples=samples, seed=seed)
+    if as_json:
+        return print(json.dumps(found))
+    out.print(show.calibration_table(found))
+    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+
+
+@app.command()
+def ensemble(
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, of the same classes and images.")],
+    folder: Annotated[Path, typer.Option("--out", help="The folder of the ensemble.")],
+) -> None:
+    """Make several finished runs one: the average of their predictions, each as likely as the others.
+
+    The folder lists the runs by their relative paths and copies nothing: evaluate, predict, calibrate, compare and
+    report work on it as on any run. To calibrate it, its runs must hold out the same images: train them with
+    --holdout 0.1 --set split_seed=0.
+
+    Example: calgp ensemble runs/cnn-seed0 runs/cnn-seed1 runs/cnn-seed2 --out runs/ensemble
+    """
+    from calgp import runs
+
+    card = runs.ensemble([_folder(name) for name in run], target := runs.RunFolder(folder))
+    out.print(f"Made {card.label} in {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+
+
+@app.command()
 def compare(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
     csv: Annotated[Path | None, typer.Option(help="Write the table to a CSV file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Several runs side by side: mean ± standard error over seeds of the same setting.
+
+    A run that was evaluated calibrated and as it was trained has a row for each.
 
     Example: calgp compare runs/
     """

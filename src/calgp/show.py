@@ -55,6 +55,8 @@ def evaluation_table(summary: dict[str, Any]) -> Table:
     """The scores of an evaluation with their intervals; for outside images, what their doubt tells."""
     kind = "outside the run's classes" if summary["outside"] else "the run's own classes"
     title = f"{summary['source']}: {summary['n']:,} test images, {kind}, {summary['samples']} samples"
+    if summary["calibrator"] is not None:
+        title += f", calibrated ({summary['calibrator']})"
     table = Table("", "value", "95 % interval", title=title, title_justify="left")
     if not summary["outside"]:
         for name, value in summary["scores"].items():
@@ -75,6 +77,19 @@ def evaluation_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def calibration_table(found: dict[str, Any]) -> Table:
+    """What a calibrator does to the hold-out that it was fitted on."""
+    numbers = {name: value for name, value in found["parameters"].items() if isinstance(value, float)}
+    told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    title = f"{found['calibrator']}, fitted on {found['n']:,} held-out images" + (f": {told}" if told else "")
+    table = Table("on the hold-out", "before", "after", title=title, title_justify="left")
+    for name in METRICS:
+        table.add_row(name.upper(), f"{found['before'][name]:.4f}", f"{found['after'][name]:.4f}")
+    if found["warning"] is not None:
+        table.caption = escape(found["warning"])
+    return table
+
+
 def prediction_rows(names: list[str], predicted: Predictive, classes: tuple[str, ...]) -> list[dict[str, Any]]:
     """What is told of each picture, as plain data."""
     columns = zip(
@@ -91,7 +106,7 @@ def prediction_rows(names: list[str], predicted: Predictive, classes: tuple[str,
 
 def prediction_table(rows: list[dict[str, Any]]) -> Table:
     """One line a picture."""
-    table = Table("file", "label", "probability", "entropy", "of it epistemic", "next best")
+    table = Table("file", "label", "probability", "entropy", "mutual information", "next best")
     for row in rows:
         ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""

@@ -358,3 +358,18 @@ def test_nothing_to_predict_and_impossible_seeds_are_refused():
     for seed in (-1, 2**63):
         with pytest.raises(ValueError, match="seed"):
             predict(Toy(), torch.zeros(1, 6), seed=seed)
+
+
+def test_calibrated_probabilities_leave_what_the_samples_said():
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    before = predict(Toy(), x, samples=8)
+    flatter = (before.log_probs / 2).log_softmax(-1)
+    after = before.calibrated(flatter).calibrated(flatter)  # twice is the same as once
+    assert after.probs.equal(flatter.exp()) and after.entropy.gt(before.entropy).all()
+    for name in ("mutual_information", "expected_entropy", "spread", "monte_carlo_error"):
+        assert getattr(after, name).equal(getattr(before, name)), name
+    assert before.mutual_information.max() > 1e-3
+    halves = Predictive.cat(
+        predict(Toy(), [(x[rows], rows)], samples=8).calibrated(flatter[rows]) for rows in torch.arange(5).split(3)
+    )
+    torch.testing.assert_close(halves.mutual_information, after.mutual_information, rtol=0, atol=1e-5)

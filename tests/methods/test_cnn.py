@@ -4,8 +4,9 @@ import torch
 from torch.nn import functional as F
 
 import reference
-from calgp.gp import Bound, predict
-from calgp.methods import Cnn
+from calgp.errors import CalgpError
+from calgp.gp import Bound, Noise, predict
+from calgp.methods import Cnn, CnnMcd
 from calgp.nets import BACKBONES, LeNet, ResNet, Task
 
 SMALL = LeNet(channels=(4, 4), hidden=(16, 12))
@@ -68,3 +69,81 @@ def test_fully_connected_weights_start_at_the_scale_of_their_inputs():
     """Truncated normal of in^-½ (0.88 of it after the cut), so that logits start near unit scale."""
     layer = build(BACKBONES["lenet"], Task(1, 28, 28, 10)).layers[0]
     assert layer.weight.std().item() == pytest.approx(0.88 / 64, rel=0.02)
+
+
+# --- CNN+MCD -------------------------------------------------------------------------------------------------------
+
+MCD = {"keep": 0.75, "keep_filters": 0.5}
+
+
+def build_mcd(seed=0, **options):
+    return CnnMcd(**(MCD | options)).build(TASK, SMALL, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_layer_but_the_first_has_a_mask():
+    sites = build_mcd().sites()
+    assert list(sites) == ["features.convolutions.1.mask", "layers.0.mask", "layers.1.mask", "layers.2.mask"]
+    assert [mask.masking.keep for mask in sites.values()] == [0.5, 0.75, 0.75, 0.75]
+
+
+@pytest.mark.parametrize("granularity", ["element", "channel", "shared"])
+@pytest.mark.parametrize("inverted", [False, True])
+def test_prediction_is_the_average_of_hand_written_passes(granularity, inverted):
+    """Every sample by a loop in NumPy: masks taken from the model's own sites, multiplied in by hand."""
+    model, x, samples = build_mcd(granularity=granularity, inverted=inverted).double(), images().double(), 3
+    predicted = predict(model, x, samples=samples, seed=5)
+    stem = model.stem(x).detach()
+    probs = []
+    for sample in range(samples):
+        noise = Noise(5, torch.tensor([sample]), torch.arange(len(x)))
+        z = {name: mask(torch.ones(shape(name, len(x), model, stem)).double(), noise) for name, mask in sites(model)}
+        convolution = model.features.convolutions[1]
+        h = F.conv2d(stem * z["features.convolutions.1.mask"], convolution.weight, convolution.bias, padding=2)
+        h = F.max_pool2d(h, 2).relu().flatten(1).detach().numpy()
+        for i, layer in enumerate(model.layers):
+            mask = z[f"layers.{i}.mask"].numpy()
+            h = (np.maximum(h, 0) if i else h) * mask @ layer.weight.detach().numpy() + layer.bias.detach().numpy()
+        probs.append(reference.softmax(h))
+    np.testing.assert_allclose(predicted.probs, np.mean(probs, 0), rtol=1e-9)
+    np.testing.assert_allclose(predicted.variance, np.var(probs, 0, ddof=1), rtol=1e-7, atol=1e-12)
+    assert predicted.samples == samples
+    assert (predicted.variance.sum(-1) > 0).all()
+
+
+def sites(model):
+    return model.sites().items()
+
+
+def shape(name, n, model, stem):
+    return stem.shape if "convolutions" in name else (n, model.layers[int(name.split(".")[1])].weight.shape[0])
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_its_kl_weighs_masked_weights_by_what_their_masks_keep(inverted):
+    """π/2 ‖M‖² (inverted 1/(2π) ‖M'‖²) for masked weights, ½ ‖·‖² for the first convolution and all biases."""
+    model = build_mcd(inverted=inverted).double()
+    filters, linear = (0.5, 0.75) if not inverted else (1 / 0.5, 1 / 0.75)
+    expected = 0.0
+    for name, parameter in model.named_parameters():
+        masked = name.endswith("weight") and not name.startswith("features.convolutions.0")
+        factor = (filters if name.startswith("features") else linear) if masked else 1.0
+        expected += factor / 2 * (parameter.detach().numpy() ** 2).sum()
+    assert model.kl().item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_activations_keep_their_scale_behind_the_masks(inverted):
+    """The mean square of the first hidden layer's inputs and outputs, over many masks; 0.88² is what the cut leaves."""
+    method = CnnMcd(keep=0.25, keep_filters=0.25, inverted=inverted)
+    layer = method.build(Task(1, 28, 28, 10), BACKBONES["lenet"], generator=torch.Generator().manual_seed(0)).layers[0]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        h = torch.randn(200, 4096)
+        f = layer(h) - layer.bias
+    assert f.square().mean().item() == pytest.approx(0.88**2, rel=0.03)
+
+
+@pytest.mark.parametrize("options", [{"keep": 0.0}, {"keep_filters": 1.5}])
+def test_masks_that_cannot_be_are_refused(options):
+    with pytest.raises(CalgpError, match="keep must lie in"):
+        CnnMcd(**options)

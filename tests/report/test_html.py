@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from calgp.errors import CalgpError
 from calgp.report import write_report
-from calgp.runs import RunFolder
+from calgp.runs import RunFolder, calibrate, ensemble, evaluate
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -198,3 +199,35 @@ def test_a_place_that_cannot_be_written_is_said(runs, tmp_path: Path) -> None:
     with pytest.raises(CalgpError, match="Cannot write"):
         write_report(runs[:1], tmp_path / "report.html")
     assert sorted(os.listdir(tmp_path)) == ["file", "report.html"]
+
+
+@pytest.fixture(scope="module")
+def calibrated(runs, tmp_path_factory) -> RunFolder:
+    """A run with a temperature, evaluated both ways."""
+    path = tmp_path_factory.mktemp("calibrated") / "run"
+    folder = RunFolder(shutil.copytree(runs[0].path, path))
+    calibrate(folder, samples=4)
+    evaluate(folder, samples=4)
+    return folder
+
+
+def test_a_calibrated_run_is_told_beside_itself(calibrated: RunFolder, tmp_path: Path) -> None:
+    page = reported([calibrated], tmp_path / "report.html")
+    assert "2 results" in page.text and "cnn-gp-sorf + temperature" in page.text
+    temperature = calibrated.calibration()["parameters"]["temperature"]
+    assert f"temperature {temperature:.3g}" in page.text and "hold-out MNLL" in page.text
+    assert page.text.count("no part of the calibrated entropy") == 1
+    for evaluation in calibrated.evaluations():
+        if not evaluation["outside"]:
+            assert f"{evaluation['scores']['mnll']:.4f}" in page.text
+    assert "--uncalibrated" in page.text and "calgp calibrate" in page.text
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_an_ensemble_is_told_with_its_members(runs, tmp_path: Path) -> None:
+    ensemble(runs, folder := RunFolder(tmp_path / "both"))
+    evaluate(folder, samples=2)
+    page = reported([folder], tmp_path / "report.html")
+    assert "ensemble of cnn-gp-sorf, cnn" in page.text and "The first member's training" in page.text
+    assert all(member.path in page.text for member in folder.card().members)

@@ -6,7 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -66,12 +66,17 @@ class Bound(nn.Module):
 
 @dataclass(frozen=True)
 class Predictive:
-    """What is known of the labels of N images, after averaging over samples."""
+    """What is known of the labels of N images, after averaging over samples.
+
+    Calibrated probabilities are found from the averaged ones, so what compares samples (expected entropy, mutual
+    information, variance, spread, Monte Carlo error) stays that of the predictive before; see `calibrated`.
+    """
 
     log_probs: Float[Tensor, "N Q"]
     expected_entropy: Float[Tensor, "N"]
     variance: Float[Tensor, "N Q"]
     samples: int
+    uncalibrated_entropy: Float[Tensor, "N"] | None = None  # of the average, where log_probs have been calibrated since
 
     @property
     def probs(self) -> Float[Tensor, "N Q"]:
@@ -95,8 +100,9 @@ class Predictive:
 
     @property
     def mutual_information(self) -> Float[Tensor, "N"]:
-        """Entropy less expected entropy: the doubt that more data could take away (epistemic)."""
-        return (self.entropy - self.expected_entropy).clamp_min(0)
+        """Entropy less expected entropy, of the average before calibration: what more data could take away."""
+        entropy = self.entropy if self.uncalibrated_entropy is None else self.uncalibrated_entropy
+        return (entropy - self.expected_entropy).clamp_min(0)
 
     @property
     def spread(self) -> Float[Tensor, "N Q"]:
@@ -108,17 +114,28 @@ class Predictive:
         """Standard error of `probs`, for having averaged only so many samples."""
         return (self.variance / self.samples).sqrt()
 
+    def calibrated(self, log_probs: Float[Tensor, "N Q"]) -> "Predictive":
+        """The same with calibrated probabilities: labels, confidence and entropy are theirs.
+
+        Mutual information and expected entropy remain those of the samples, which no map of their average changes; so
+        they do not add up to the calibrated entropy.
+        """
+        before = self.entropy if self.uncalibrated_entropy is None else self.uncalibrated_entropy
+        return replace(self, log_probs=log_probs, uncalibrated_entropy=before)
+
     @staticmethod
     def cat(parts: Iterable["Predictive"]) -> "Predictive":
         """Several batches as one."""
         parts = list(parts)
         if not parts:
             raise ValueError("there are no images to predict")
+        before = [part.uncalibrated_entropy for part in parts if part.uncalibrated_entropy is not None]
         return Predictive(
             torch.cat([part.log_probs for part in parts]),
             torch.cat([part.expected_entropy for part in parts]),
             torch.cat([part.variance for part in parts]),
             parts[0].samples,
+            torch.cat(before) if before else None,
         )
 
 

@@ -23,9 +23,11 @@ class Latent(NamedTuple):
         """The points, or `draws` of each Gaussian (for each sample of the noise, if there is only one component)."""
         if self.variance is None:
             return self.mean
-        _, n, outputs = self.mean.shape
-        epsilon = normal(noise, _SITE, draws * outputs, rows=n, like=self.mean)
-        epsilon = epsilon.unflatten(-1, (draws, outputs)).movedim(2, 1)  # [S or 1, draws, N, Q]
+        components, n, outputs = self.mean.shape
+        members = max(1, components // (1 if noise is None else len(noise.samples)))  # of an ensemble, one by one
+        epsilon = normal(noise, _SITE, members * draws * outputs, rows=n, like=self.mean)
+        epsilon = epsilon.unflatten(-1, (members, draws, outputs)).permute(2, 0, 3, 1, 4)
+        epsilon = epsilon.flatten(0, 1)  # [S · members, draws, N, Q]
         mean, deviation = self.mean.unsqueeze(1), self.variance.clamp_min(TINY).sqrt().unsqueeze(1)
         return (mean + deviation * epsilon).flatten(0, 1)
 

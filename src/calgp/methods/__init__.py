@@ -1,7 +1,7 @@
 """Methods, one file a family; this is the only place where they are listed."""
 
 from calgp.methods.base import Method
-from calgp.methods.cnn import Cnn
+from calgp.methods.cnn import Cnn, CnnMcd
 from calgp.methods.cnn_gp import CnnGp
 
 METHODS: dict[str, Method] = {
@@ -11,6 +11,8 @@ METHODS: dict[str, Method] = {
     "cnn-gp-rf-paper": CnnGp(frequencies="variational", lengthscale=1.0),
     "cnn-gp-sorf-paper": CnnGp(frequencies="sorf", lengthscale=1.0),
     "cnn": Cnn(),
+    "cnn-cal": Cnn(calibrator="temperature"),
+    "cnn-mcd": CnnMcd(),
 }
 
-__all__ = ["METHODS", "Cnn", "CnnGp", "Method"]
+__all__ = ["METHODS", "Cnn", "CnnGp", "CnnMcd", "Method"]

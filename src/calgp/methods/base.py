@@ -14,6 +14,7 @@ class Method(ABC):
     """Options, and how to make a model of them. Subclasses are frozen dataclasses."""
 
     summary: ClassVar[str]
+    calibrator: str | None = None  # a name in calgp.calibration: fitted on the hold-out at the end of training
 
     @abstractmethod
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> Model:

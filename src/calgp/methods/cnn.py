@@ -1,6 +1,7 @@
-"""The plain convolutional network: the paper's architectures with their fully connected layers."""
+"""Convolutional networks with their fully connected layers: CNN, CNN+CAL and CNN+MCD."""
 
 import itertools
+from abc import ABC
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,43 +9,109 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp import UNMASKED, Latent, MaskedLinear, Model, Noise, Softmax
+from calgp import calibration
+from calgp.errors import CalgpError
+from calgp.gp import UNMASKED, Latent, MaskedLinear, Masking, Model, Noise, Softmax
+from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
 from calgp.nets import Backbone, Features, Task
 
 
 @dataclass(frozen=True)
 class Cnn(Method):
-    """CNN: a point estimate, trained by cross-entropy."""
+    """CNN: a point estimate, trained by cross-entropy. CNN+CAL (Guo et al. 2017): calibrated at the end of training.
 
-    summary: ClassVar[str] = "plain CNN with fully connected layers, a point estimate"
+    calibrator: none, or temperature, vector, platt or isotonic, fitted on the hold-out (a tenth, unless given).
+    """
+
+    summary: ClassVar[str] = "plain CNN with fully connected layers, a point estimate; with a calibrator: CNN+CAL"
+
+    calibrator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.calibrator is not None:
+            calibration.find(self.calibrator)
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnModel":
         features = backbone.build(task, UNMASKED, generator=generator)
-        widths = (features.out_features, *backbone.hidden, task.classes)
-        layers = [
-            MaskedLinear(before, after, masking=UNMASKED, bias=True, std=before**-0.5, generator=generator)
-            for before, after in itertools.pairwise(widths)
-        ]
-        return CnnModel(features, layers)
+        return CnnModel(features, _fully_connected(features, task, backbone, UNMASKED, generator))
 
 
-class CnnModel(Model):
-    """One point and no prior: the bound is the cross-entropy."""
+@dataclass(frozen=True)
+class CnnMcd(Method):
+    """CNN+MCD (Gal & Ghahramani 2016): masks in front of every layer but the first, in training and in prediction.
+
+    keep, keep_filters: π of the fully connected layers and of the filters.
+    granularity, inverted: how masks are drawn (calgp.gp.Masking).
+    """
+
+    summary: ClassVar[str] = "CNN with Monte Carlo dropout: masks in front of every layer but the first"
+
+    keep: float = 0.5
+    keep_filters: float = 0.5
+    granularity: Granularity = "element"
+    inverted: bool = False
+
+    def __post_init__(self) -> None:
+        for keep in (self.keep, self.keep_filters):
+            self._masking(keep)
+
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnMcdModel":
+        features = backbone.build(task, self._masking(self.keep_filters), generator=generator)
+        return CnnMcdModel(features, _fully_connected(features, task, backbone, self._masking(self.keep), generator))
+
+    def _masking(self, keep: float) -> Masking:
+        try:
+            return Masking(keep, self.granularity, self.inverted)
+        except ValueError as error:
+            raise CalgpError(f"{error}.") from None
+
+
+def _fully_connected(
+    features: Features, task: Task, backbone: Backbone, masking: Masking, generator: torch.Generator | None
+) -> list[MaskedLinear]:
+    """From the features through the backbone's hidden widths to the classes.
+
+    Weights start such that activations keep their scale *behind the masks*: E[z²] = π, or 1/π for inverted ones.
+    """
+    widths = (features.out_features, *backbone.hidden, task.classes)
+    second_moment = 1 / masking.keep if masking.inverted else masking.keep
+    return [
+        MaskedLinear(
+            before, after, masking=masking, bias=True, std=(before * second_moment) ** -0.5, generator=generator
+        )
+        for before, after in itertools.pairwise(widths)
+    ]
+
+
+class _FullyConnected(Model, ABC):
+    """f(x): the features, through layers with ReLU between them."""
 
     def __init__(self, features: Features, layers: list[MaskedLinear]) -> None:
         super().__init__()
-        self.features, self.layers, self.likelihood = features, nn.ModuleList(layers), Softmax()
+        self.features, self.likelihood = features, Softmax()
+        self.layers: list[MaskedLinear] = nn.ModuleList(layers)  # pyright: ignore[reportAttributeAccessIssue]
 
     def stem(self, x: Tensor) -> Tensor:
         return self.features.stem(x)
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
-        h = self.features(h, noise)
+        f = self.features(h, noise)
         *hidden, last = self.layers
         for layer in hidden:
-            h = layer(h, noise).relu()
-        return Latent(last(h, noise).unsqueeze(0))
+            f = layer(f, noise).relu()
+        return Latent(last(f, noise).unflatten(0, (-1, len(h))))
+
+
+class CnnModel(_FullyConnected):
+    """One point and no prior: the bound is the cross-entropy."""
 
     def kl(self) -> Float[Tensor, ""]:
         return next(self.parameters()).new_zeros(())
+
+
+class CnnMcdModel(_FullyConnected):
+    """W and Ψ with q by masks and p = N(0, 1)."""
+
+    def kl(self) -> Float[Tensor, ""]:
+        return torch.stack([self.features.kl(), *(layer.kl() for layer in self.layers)]).sum()

@@ -68,19 +68,34 @@ class Evaluated:
         return self.summary["source"]
 
 
+@dataclass(frozen=True)
+class Result:
+    """A run and its evaluations with one calibrator, or with none."""
+
+    folder: RunFolder
+    card: Card
+    calibrator: str | None
+    evaluations: list[dict[str, Any]]
+    first: bool  # of the run's results: the one with which its training is shown
+
+    @property
+    def title(self) -> str:
+        return self.card.titled(self.calibrator)
+
+
 def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | None = None) -> Path:
     """Write a page about evaluated runs. Without their images (`directory` as for `load`) it has no pictures.
 
-    Several runs are compared first, each metric on the test images of the run's own source.
+    Several runs are compared first, each metric on the test images of the run's own source. A run that was evaluated
+    calibrated and as it was trained is told twice, side by side.
     """
     if not folders:
         raise CalgpError("A report needs at least one run folder, such as runs/mnist.")
-    cards = [folder.card() for folder in folders]
-    labels = _labels(folders, cards)
-    colours = _colours([card.run.label for card in cards])
+    results = [result for folder in folders for result in _results(folder)]
+    labels = _labels(results)
+    colours = _colours([result.title for result in results])
     runs = [
-        _run(folder, card, label, colour, directory)
-        for folder, card, label, colour in zip(folders, cards, labels, colours, strict=True)
+        _run(result, label, colour, directory) for result, label, colour in zip(results, labels, colours, strict=True)
     ]
     environment = Environment(
         loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -102,13 +117,22 @@ def _themed(svg: str) -> str:
     return svg
 
 
-def _labels(folders: Sequence[RunFolder], cards: Sequence[Card]) -> list[str]:
-    """Method labels; where two runs share one, the folder's name tells them apart."""
-    names = [card.run.label for card in cards]
+def _results(folder: RunFolder) -> list[Result]:
+    """A run's evaluations by the calibrator, those of the probabilities as trained first."""
+    card, found = folder.card(), folder.evaluations()
+    if not found:
+        raise CalgpError(f"{folder.path} has not been evaluated; run `calgp evaluate {folder.path}` first.")
+    calibrators = sorted({evaluation.get("calibrator") for evaluation in found}, key=lambda name: name or "")
     return [
-        f"{name} ({folder.name})" if names.count(name) > 1 else name
-        for name, folder in zip(names, folders, strict=True)
+        Result(folder, card, name, [each for each in found if each.get("calibrator") == name], name == calibrators[0])
+        for name in calibrators
     ]
+
+
+def _labels(results: Sequence[Result]) -> list[str]:
+    """Titles; where two runs share one, the folder's name tells them apart."""
+    names = [result.title for result in results]
+    return [f"{r.title} ({r.folder.name})" if names.count(r.title) > 1 else r.title for r in results]
 
 
 def _colours(methods: Sequence[str]) -> list[str]:
@@ -117,19 +141,19 @@ def _colours(methods: Sequence[str]) -> list[str]:
     return [PALETTE[order.index(method) % len(PALETTE)] for method in methods]
 
 
-def _run(folder: RunFolder, card: Card, label: str, colour: str, directory: Path | None) -> dict[str, Any]:
-    found = [_evaluated(folder, evaluation, directory) for evaluation in folder.evaluations()]
-    if not found:
-        raise CalgpError(f"{folder.path} has not been evaluated; run `calgp evaluate {folder.path}` first.")
+def _run(result: Result, label: str, colour: str, directory: Path | None) -> dict[str, Any]:
+    folder, card = result.folder, result.card
+    found = [_evaluated(folder, evaluation, directory) for evaluation in result.evaluations]
     found.sort(key=lambda evaluated: (evaluated.source != card.run.source, evaluated.source))
     inside = [evaluated for evaluated in found if not evaluated.summary["outside"]]
     outside = [evaluated for evaluated in found if evaluated.summary["outside"]]
-    log = folder.log()
+    log = folder.log() if result.first else []
     return {
         "label": label,
-        "title": card.run.label,
+        "title": result.title,
         "colour": colour,
-        "facts": _facts(folder, card),
+        "facts": _facts(folder, card) + _calibration_facts(found[0].summary.get("calibration")),
+        "calibrated": result.calibrator is not None,
         "inside": [_inside(evaluated, card, colour) for evaluated in inside],
         "outside": [_outside(evaluated, inside, card) for evaluated in outside],
         "training": figures.training(log) if any(record["kind"] == "train" for record in log) else None,
@@ -140,7 +164,7 @@ def _run(folder: RunFolder, card: Card, label: str, colour: str, directory: Path
 
 
 def _evaluated(folder: RunFolder, evaluation: dict[str, Any], directory: Path | None) -> Evaluated:
-    name = folder.predictions_name(evaluation["source"])
+    name = folder.predictions_name(evaluation["source"], evaluation.get("calibrator"))
     if not (folder.path / name).is_file():
         return Evaluated(evaluation, None, None, f"The folder has no {name}: evaluate again to see them.")
     columns, absent = folder.tensors(name), ""
@@ -159,13 +183,26 @@ def _evaluated(folder: RunFolder, evaluation: dict[str, Any], directory: Path | 
 def _facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
     run = card.run
     return [
-        ("network", run.backbone_label),
+        ("network", card.network),
         ("trained on", f"{count(card.train_images, 'image')} of {run.source}"),
         ("steps", f"{run.total_steps(card.train_images):,}"),
-        ("seed", str(run.seed)),
+        ("seed", ", ".join(str(member.seed) for member in card.members) or str(run.seed)),
         ("date", day(str(card.environment.get("started", "unknown")))),
         ("folder", folder.name),
     ]
+
+
+def _calibration_facts(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What the probabilities went through, and what it did to the hold-out that it was fitted on."""
+    if found is None:
+        return []
+    numbers = [f"{name} {value:.3g}" for name, value in found["parameters"].items() if name == "temperature"]
+    before, after = (decimal(found[key]["mnll"]) for key in ("before", "after"))
+    facts = [
+        ("calibrated by", ", ".join(numbers) or found["calibrator"]),
+        ("hold-out MNLL", f"{before} → {after} ({count(found['n'], 'image')})"),
+    ]
+    return facts + ([("note", found["warning"])] if found["warning"] else [])
 
 
 def _inside(evaluated: Evaluated, card: Card, colour: str) -> dict[str, Any]:
@@ -285,8 +322,13 @@ def _rerun(folder: RunFolder, card: Card, found: Sequence[Evaluated]) -> dict[st
     options = to_json(card.run)
     return {
         "command": shlex.join(map(str, command)) if len(command) > 1 else None,
-        "evaluations": [_evaluation_command(folder, evaluated.summary, card) for evaluated in found],
-        "options": list(_flat(options)),
+        "evaluations": [
+            *_calibration_command(folder, found[0].summary),
+            *(_evaluation_command(folder, evaluated.summary, card) for evaluated in found),
+        ],
+        "described": "The first member's training" if card.members else "The whole description of the training",
+        "options": [("members", ", ".join(member.path for member in card.members))] * bool(card.members)
+        + _flat(options),
         "json": json.dumps(options, indent=1, ensure_ascii=False),
         "environment": [(name, str(value)) for name, value in environment.items()],
         "checksums": [
@@ -297,9 +339,18 @@ def _rerun(folder: RunFolder, card: Card, found: Sequence[Evaluated]) -> dict[st
     }
 
 
+def _calibration_command(folder: RunFolder, found: dict[str, Any]) -> list[str]:
+    if (by := found.get("calibration")) is None:
+        return []
+    options = ["--calibrator", by["calibrator"], "--samples", str(by["samples"]), "--seed", str(by["seed"])]
+    return [shlex.join(["calgp", "calibrate", str(folder.path), *options])]
+
+
 def _evaluation_command(folder: RunFolder, found: dict[str, Any], card: Card) -> str:
     source = [] if found["source"] == card.run.source else ["--source", found["source"]]
     options = [*source, "--samples", str(found["samples"]), "--seed", str(found["seed"])]
+    if found.get("calibrator") is None and folder.calibration() is not None:
+        options.append("--uncalibrated")
     return shlex.join(["calgp", "evaluate", str(folder.path), *options])
 
 

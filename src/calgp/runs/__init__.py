@@ -1,11 +1,14 @@
 """Doing: from the description of a run to files, and from files to predictions and scores."""
 
+from calgp.runs.calibrating import calibrate
 from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.ensembles import ensemble
 from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
 from calgp.runs.run import Run, from_json, to_json
-from calgp.runs.training import Interrupted, Step, TrainingData, fit, train
+from calgp.runs.training import Interrupted, Step, fit, train
+from calgp.runs.training_data import TrainingData
 
 __all__ = [
     "Card",
@@ -16,7 +19,9 @@ __all__ = [
     "RunFolder",
     "Step",
     "TrainingData",
+    "calibrate",
     "compare",
+    "ensemble",
     "evaluate",
     "fit",
     "from_json",

@@ -9,13 +9,14 @@ from calgp.errors import CalgpError
 from calgp.runs.folder import RunFolder
 
 METRICS = ("err", "mnll", "ece", "brier")
+Result = tuple[RunFolder, str | None, dict[str, float]]  # a run, the calibrator it was scored with, its scores
 
 
 @dataclass(frozen=True)
 class Row:
     """One setting. A metric is (mean, standard error over the seeds); of a single seed there is no error."""
 
-    method: str
+    method: str  # with the calibrator: cnn + temperature
     backbone: str
     source: str
     train_images: int
@@ -26,37 +27,40 @@ class Row:
 
 
 def compare(folders: Sequence[RunFolder]) -> list[Row]:
-    """Rows over run folders that have been evaluated on their own source, the lowest MNLL first."""
-    groups: dict[tuple[str, str, str, int, int], list[RunFolder]] = {}
+    """Rows over run folders that have been evaluated on their own source, the lowest MNLL first.
+
+    A run whose probabilities were scored calibrated and as they are has a row for each.
+    """
+    groups: dict[tuple[str, str, str, int, int], list[Result]] = {}
     for folder in folders:
         card = folder.card()
         steps = card.run.total_steps(card.train_images)
-        key = (card.run.label, card.run.backbone_label, card.run.source, card.train_images, steps)
-        groups.setdefault(key, []).append(folder)
-    return sorted((_row(key, members) for key, members in groups.items()), key=lambda row: row.metrics["mnll"][0])
+        for calibrator, scores in own_scores(folder).items():
+            key = (card.titled(calibrator), card.network, card.run.source, card.train_images, steps)
+            groups.setdefault(key, []).append((folder, calibrator, scores))
+    return sorted((_row(key, results) for key, results in groups.items()), key=lambda row: row.metrics["mnll"][0])
 
 
-def own_scores(folder: RunFolder) -> dict[str, float]:
-    """The scores of a run on the test images of the source that it was trained on."""
+def own_scores(folder: RunFolder) -> dict[str | None, dict[str, float]]:
+    """By the calibrator (None: as it was trained), the scores of a run on the test images of its own source."""
     source = folder.card().run.source
-    for evaluation in folder.evaluations():
-        if evaluation["source"] == source:
-            return evaluation["scores"]
-    raise CalgpError(f"{folder.path} has no scores yet; `calgp evaluate {folder.path}` makes them.")
+    own = [evaluation for evaluation in folder.evaluations() if evaluation["source"] == source]
+    if not own:
+        raise CalgpError(f"{folder.path} has no scores yet; `calgp evaluate {folder.path}` makes them.")
+    return {evaluation.get("calibrator"): evaluation["scores"] for evaluation in own}
 
 
-def _row(key: tuple[str, str, str, int, int], folders: list[RunFolder]) -> Row:
-    scores = [own_scores(folder) for folder in folders]
+def _row(key: tuple[str, str, str, int, int], results: list[Result]) -> Row:
     outside: dict[str, list[float]] = {}
-    for folder in folders:
+    for folder, calibrator, _ in results:
         for evaluation in folder.evaluations():
-            if evaluation.get("ood"):
+            if evaluation.get("ood") and evaluation.get("calibrator") == calibrator:
                 value = evaluation["ood"]["entropy"]["auroc"]["value"]
                 outside.setdefault(evaluation["source"], []).append(value)
     return Row(
         *key,
-        seeds=tuple(folder.card().run.seed for folder in folders),
-        metrics={name: _average([score[name] for score in scores]) for name in METRICS},
+        seeds=tuple(folder.card().run.seed for folder, _, _ in results),
+        metrics={name: _average([scores[name] for _, _, scores in results]) for name in METRICS},
         auroc={source: _average(values) for source, values in outside.items()},
     )
 

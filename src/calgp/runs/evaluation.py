@@ -1,6 +1,6 @@
 """From a trained model and images to predictions, scores and files."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from calgp import metrics
+from calgp.calibration import Calibrator
 from calgp.data import Images, load
 from calgp.data.decode import SUFFIXES, read_picture
 from calgp.errors import CalgpError
@@ -52,6 +53,26 @@ def score(model: Model, images: Images, *, samples: int, seed: int) -> Scores:
     )
 
 
+@dataclass(frozen=True)
+class Predictor:
+    """A trained model and its calibrator, if it has one: the only place where a run folder's predictions are made."""
+
+    model: Model
+    calibrator: Calibrator | None
+
+    @staticmethod
+    def of(folder: RunFolder, fabric: Fabric, *, calibrated: bool) -> "Predictor":
+        """What is in the folder; the model as it was trained where `calibrated` is false."""
+        calibrator = folder.calibrator() if calibrated else None
+        return Predictor(folder.model().to(fabric.device), calibrator)
+
+    def predict(self, data: Iterable[Batch], *, samples: int, seed: int) -> Iterator[Predictive]:
+        """The predictive of each batch, on the CPU."""
+        for part in predict_batches(self.model, data, samples=samples, seed=seed):
+            part = on_cpu(part)
+            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+
+
 def one_device(fabric: Fabric | None) -> Fabric:
     """The Fabric that was given, or one on the best device of this machine."""
     return Fabric(accelerator="auto", devices=1) if fabric is None else fabric
@@ -67,33 +88,35 @@ def evaluate(
     samples: int = 50,
     seed: int = 0,
     convert: bool = False,
+    calibrated: bool = True,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Predict test images, score them, and keep both in the folder.
 
-    The images are those of a source, the run's own by default; or `images`, which `source` then only names.
+    The images are those of a source, the run's own by default; or `images`, which `source` then only names. A run that
+    has been calibrated is scored so unless `calibrated` is false; the files of both stand side by side.
     """
     fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source
     if images is None:
         images = test_images(folder, source, directory=directory, convert=convert)
     check_form(images, card.task, source)
-    model = folder.model().to(fabric.device)
+    predictor = Predictor.of(folder, fabric, calibrated=calibrated)
     outside = images.classes != card.classes
-    columns, outcomes, kept = _predicted(model, images, samples=samples, seed=seed, outside=outside, watch=watch)
+    columns, outcomes, kept = _predicted(predictor, images, samples=samples, seed=seed, outside=outside, watch=watch)
+    calibration = folder.calibration() if calibrated else None
+    calibrator = None if calibration is None else calibration["calibrator"]
     summary = {"source": source, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
+    summary |= {"calibrator": calibrator, "calibration": calibration}
     summary |= {"convert": convert, "checksum": images.checksum()}
     summary["mean_entropy"] = columns["entropy"].mean().item()
     summary["mean_mutual_information"] = columns["mutual_information"].mean().item()
     if outcomes is not None:
         summary |= _inside(outcomes, kept.get("log_probs"), images.y, seed)
     else:
-        summary |= _outside(folder, card.run.source, columns, seed)
-    folder.write_tensors(
-        folder.predictions_name(source),
-        columns | kept,
-        {"source": source, "samples": samples, "seed": seed, "classes": list(card.classes), "names": images.names},
-    )
+        summary |= _outside(folder, card.run.source, calibrator, columns, seed)
+    told = {"source": source, "samples": samples, "seed": seed, "classes": list(card.classes), "names": images.names}
+    folder.write_tensors(folder.predictions_name(source, calibrator), columns | kept, told | {"calibrator": calibrator})
     folder.write_evaluation(source, summary)
     return Evaluation(source, outside, outcomes, columns, summary)
 
@@ -129,7 +152,13 @@ def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
 
 
 def predict_files(
-    folder: RunFolder, paths: Sequence[Path], fabric: Fabric | None = None, *, samples: int = 50, seed: int = 0
+    folder: RunFolder,
+    paths: Sequence[Path],
+    fabric: Fabric | None = None,
+    *,
+    samples: int = 50,
+    seed: int = 0,
+    calibrated: bool = True,
 ) -> tuple[list[str], Predictive]:
     """What a run makes of picture files and folders of them: their names, and the predictive in the same order."""
     fabric = one_device(fabric)
@@ -139,9 +168,9 @@ def predict_files(
     x = torch.from_numpy(np.stack(arrays)).float() / 255
     rows = torch.arange(len(x))
     parts = zip(x.split(BATCH), rows.split(BATCH), strict=True)
-    model = folder.model().to(fabric.device)
-    predicted = predict_batches(model, (fabric.to_device(part) for part in parts), samples=samples, seed=seed)
-    return [str(file) for file in files], Predictive.cat(on_cpu(part) for part in predicted)
+    predictor = Predictor.of(folder, fabric, calibrated=calibrated)
+    predicted = predictor.predict((fabric.to_device(part) for part in parts), samples=samples, seed=seed)
+    return [str(file) for file in files], Predictive.cat(predicted)
 
 
 def picture_files(path: Path) -> list[Path]:
@@ -159,7 +188,7 @@ def picture_files(path: Path) -> list[Path]:
 
 
 def _predicted(
-    model: Model,
+    predictor: Predictor,
     images: Images,
     *,
     samples: int,
@@ -171,10 +200,8 @@ def _predicted(
     parts: list[dict[str, Tensor]] = []
     outcomes: list[Outcomes] = []
     store = True
-    for part, y in zip(
-        predict_batches(model, batches(images, model), samples=samples, seed=seed), images.y.split(BATCH), strict=True
-    ):
-        part = on_cpu(part)
+    predicted = predictor.predict(batches(images, predictor.model), samples=samples, seed=seed)
+    for part, y in zip(predicted, images.y.split(BATCH), strict=True):
         store = len(images) * part.log_probs.shape[1] <= KEEP
         kept = {"log_probs": part.log_probs, "spread": part.spread} if store else {}
         parts.append(columns_of(part) | kept)
@@ -224,11 +251,17 @@ def _inside(outcomes: Outcomes, log_probs: Tensor | None, y: Tensor, seed: int) 
     }
 
 
-def _outside(folder: RunFolder, own: str, columns: dict[str, Tensor], seed: int) -> dict[str, Any]:
-    """How well doubt tells these images from the run's own test images, if those have been predicted."""
-    if not (folder.path / folder.predictions_name(own)).is_file():
+def _outside(
+    folder: RunFolder, own: str, calibrator: str | None, columns: dict[str, Tensor], seed: int
+) -> dict[str, Any]:
+    """How well doubt tells these images from the run's own test images, if those have been predicted, in the same way.
+
+    Entropy is the calibrated one, mutual information that of the samples (`Predictive.calibrated`).
+    """
+    name = folder.predictions_name(own, calibrator)
+    if not (folder.path / name).is_file():
         return {"ood": None}
-    inside = folder.tensors(folder.predictions_name(own))
+    inside = folder.tensors(name)
     found = {}
     for name in ("entropy", "mutual_information"):
         intervals = metrics.bootstrap_ood(inside[name], columns[name], resamples=500, seed=seed)

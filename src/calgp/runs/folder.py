@@ -18,9 +18,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, safe_open, save
 from torch import Tensor
 
+from calgp import calibration
 from calgp._version import __version__
+from calgp.calibration import Calibrator
 from calgp.errors import CalgpError
-from calgp.gp import Model
+from calgp.gp import Mixture, Model
 from calgp.nets import Task
 from calgp.runs.run import Run, from_json, to_json
 
@@ -28,20 +30,57 @@ FORMAT = 1  # of run.json; a run folder of another format is refused by name
 
 
 @dataclass(frozen=True)
+class Member:
+    """A run that an ensemble is made of: where it is from the ensemble's folder, and what it is."""
+
+    path: str
+    label: str
+    network: str
+    seed: int
+
+
+@dataclass(frozen=True)
 class Card:
-    """run.json: what was trained, on what, by what."""
+    """run.json: what was trained, on what, by what. Of an ensemble: the first member's, and who the members are."""
 
     run: Run
     task: Task
     classes: tuple[str, ...]
     train_images: int
     checksum: str  # of the training images
-    holdout_rows: tuple[int, ...]
+    holdout_rows: tuple[int, ...]  # of an ensemble: what all its members hold out
     environment: dict[str, Any]
+    members: tuple[Member, ...] = ()  # none but for an ensemble
+
+    @property
+    def label(self) -> str:
+        """The method with its options, or what the ensemble is made of."""
+        return _of(self.run.label, [member.label for member in self.members])
+
+    @property
+    def network(self) -> str:
+        return ", ".join(dict.fromkeys(m.network for m in self.members)) if self.members else self.run.backbone_label
+
+    def titled(self, calibrator: str | None) -> str:
+        """The label of a result: the method, and what its probabilities have been through."""
+        if calibrator is not None:
+            return f"{self.label} + {calibrator}"
+        return f"{self.label}, uncalibrated" if self.run.method.calibrator and not self.members else self.label
+
+
+def _of(single: str, members: list[str]) -> str:
+    if not members:
+        return single
+    kinds = list(dict.fromkeys(members))
+    return f"ensemble of {len(members)} {kinds[0]}" if len(kinds) == 1 else f"ensemble of {', '.join(members)}"
 
 
 class RunFolder:
-    """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, predictions and scores."""
+    """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, calibration, predictions and scores.
+
+    Predictions and scores of calibrated probabilities have the calibrator in their names: scores-mnist.temperature.json
+    stands beside scores-mnist.json. An ensemble has no model of its own; its run.json names those of its members.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -52,8 +91,8 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the training has come to its end."""
-        return (self.path / "model.safetensors").is_file()
+        """Whether the training has come to its end; an ensemble's has."""
+        return (self.path / "model.safetensors").is_file() or self._is_ensemble()
 
     @property
     def interrupted(self) -> bool:
@@ -73,6 +112,7 @@ class RunFolder:
             "checksum": card.checksum,
             "holdout_rows": list(card.holdout_rows),
             "environment": card.environment,
+            "members": [asdict(member) for member in card.members],
         }
         self._write_json("run.json", data)
 
@@ -99,6 +139,7 @@ class RunFolder:
                 checksum=data["checksum"],
                 holdout_rows=tuple(data["holdout_rows"]),
                 environment=data["environment"],
+                members=tuple(Member(**member) for member in data.get("members", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CalgpError(
@@ -111,9 +152,46 @@ class RunFolder:
             hint = f"`calgp train --resume {self.path}` goes on" if self.interrupted else "train again"
             raise CalgpError(f"{self.path} holds no finished model; {hint}.")
         card = self.card()
+        if card.members:
+            return self.mixture(card)
         model = build(card.run, card.task)
         load_state(model, self.tensors("model.safetensors"), self.path / "model.safetensors")
         return model
+
+    def mixture(self, card: Card) -> Mixture:
+        """The models of an ensemble's members, which must have learned the same task."""
+        folders = [RunFolder(os.path.normpath(self.path.resolve() / member.path)) for member in card.members]
+        for folder in folders:
+            other = folder.card()
+            if other.members:
+                raise CalgpError(f"{folder.path} is an ensemble itself; list its members instead.")
+            if (other.task, other.classes) != (card.task, card.classes):
+                raise CalgpError(
+                    f"{folder.path} tells {_task(other)}, {folders[0].path} {_task(card)}; the members of an ensemble "
+                    "must have the same classes and take the same images."
+                )
+        try:
+            return Mixture([folder.model() for folder in folders])
+        except ValueError as error:
+            raise CalgpError(f"These runs are no ensemble: {error}.") from None
+
+    def calibration(self) -> dict[str, Any] | None:
+        """calibration.json: the calibrator, and what it does on the hold-out; None if the run is not calibrated."""
+        return self._read_json("calibration.json") if (self.path / "calibration.json").is_file() else None
+
+    def calibrator(self) -> Calibrator | None:
+        """What all predictions of the run go through, if it is calibrated."""
+        found = self.calibration()
+        if found is None:
+            return None
+        try:
+            return calibration.from_json({"calibrator": found["calibrator"]} | found["parameters"])
+        except (CalgpError, KeyError, TypeError) as error:
+            path = self.path / "calibration.json"
+            raise CalgpError(f"{path} cannot be used ({error}); `calgp calibrate {self.path}` makes it anew.") from None
+
+    def write_calibration(self, found: dict[str, Any]) -> None:
+        self._write_json("calibration.json", found)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file of the folder."""
@@ -156,14 +234,18 @@ class RunFolder:
         return sorted(records.values(), key=lambda record: record["step"])
 
     def write_evaluation(self, source: str, scores: dict[str, Any]) -> None:
-        self._write_json(f"scores-{slug(source)}.json", scores)
+        """Keep scores, beside those of the same source with another calibrator or none (`scores["calibrator"]`)."""
+        self._write_json(f"scores-{_result(source, scores.get('calibrator'))}.json", scores)
 
     def evaluations(self) -> list[dict[str, Any]]:
         """What the run was evaluated on: the contents of its scores-*.json."""
         return [self._read_json(path.name) for path in sorted(self.path.glob("scores-*.json"))]
 
-    def predictions_name(self, source: str) -> str:
-        return f"predictions-{slug(source)}.safetensors"
+    def predictions_name(self, source: str, calibrator: str | None = None) -> str:
+        return f"predictions-{_result(source, calibrator)}.safetensors"
+
+    def _is_ensemble(self) -> bool:
+        return (self.path / "run.json").is_file() and bool(self.card().members)
 
     def _write_json(self, name: str, data: dict[str, Any]) -> None:
         self._write(name, (json.dumps(data, indent=1) + "\n").encode())
@@ -239,6 +321,18 @@ def environment() -> dict[str, Any]:
         "command": [*command, *sys.argv[1:]],
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def _result(source: str, calibrator: str | None) -> str:
+    """The part of a file's name that tells what was predicted; a slug has no dot, so the two cannot be mixed up."""
+    return slug(source) if calibrator is None else f"{slug(source)}.{calibrator}"
+
+
+def _task(card: Card) -> str:
+    task = card.task
+    return (
+        f"{task.classes} classes ({', '.join(card.classes[:3])}, …) in {task.channels} × {task.height} × {task.width}"
+    )
 
 
 def slug(source: str) -> str:

@@ -21,8 +21,10 @@ class Run:
     method, backbone: what to build.
     source: a data set by name, or folder:PATH; `size` and `colour` convert its images.
     train_size: a balanced part of the training images; None means all of them.
-    holdout: the share of the training images kept for validation and calibration (0: none).
+    holdout: the share of the training images kept for validation and calibration (0: none); None means 0, or 0.1
+        where the method calibrates at the end of training.
     seed: of everything that is random: subset, hold-out, Ω, first weights, order of the data, masks.
+    split_seed: of subset and hold-out alone, so that runs of several seeds (an ensemble) share them; None means `seed`.
     epochs, steps: how long; `steps`, if given, decides.
     learning_rate, schedule: constant, cosine (falling to 0) or one-cycle (rising for a quarter, then falling to 0).
     kl_weight: factor of the KL term; 1 is the bound.
@@ -35,8 +37,9 @@ class Run:
     size: int | None = None
     colour: Literal["grey", "rgb"] | None = None
     train_size: int | None = None
-    holdout: float = 0.0
+    holdout: float | None = None
     seed: int = 0
+    split_seed: int | None = None
     epochs: float = 10.0
     steps: int | None = None
     batch_size: int = 100
@@ -51,12 +54,19 @@ class Run:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise CalgpError(f"{name}={value} cannot be; it must be positive.")
-        if not 0 <= self.holdout < 1:
+        calibrator = self.method.calibrator
+        if self.holdout is None:
+            object.__setattr__(self, "holdout", 0.1 if calibrator else 0.0)
+        if not 0 <= self.holdout < 1:  # type: ignore[operator]
             raise CalgpError(f"holdout={self.holdout} cannot be; it is a share of the training images, such as 0.1.")
+        if calibrator and not self.holdout:
+            raise CalgpError(f"{self.label} fits its {calibrator} on held-out images; --holdout 0.1 keeps a tenth.")
         if not 0 <= self.kl_weight < math.inf:
             raise CalgpError(f"kl_weight={self.kl_weight} cannot be; it must be 0 or more.")
-        if not 0 <= self.seed < 2**63:
-            raise CalgpError(f"seed={self.seed} cannot be; it is a whole number from 0 to 2^63 - 1.")
+        for name in ("seed", "split_seed"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 2**63:
+                raise CalgpError(f"{name}={value} cannot be; it is a whole number from 0 to 2^63 - 1.")
 
     def total_steps(self, n: int) -> int:
         """Optimiser steps for n training images; the last batch of an epoch may be smaller."""

@@ -13,13 +13,15 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from calgp.data import Images, load
+from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, Noise
 from calgp.nets import Task
+from calgp.runs.calibrating import fit_calibrator
 from calgp.runs.evaluation import one_device, score
 from calgp.runs.folder import Card, RunFolder, build, environment, load_state
 from calgp.runs.run import Run
+from calgp.runs.training_data import TrainingData
 
 CHECKPOINT_SECONDS = 60.0
 LOG_STEPS = 20
@@ -87,24 +89,6 @@ def make_optimiser(run: Run, model: Model) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=run.learning_rate, fused=True)
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """What a run trains on, and what it keeps aside."""
-
-    train: Images
-    held_out: Images | None
-
-    @staticmethod
-    def of(run: Run, directory: Path | None) -> "TrainingData":
-        """Source, balanced part, stratified hold-out: all by the run's seed."""
-        images = load(run.source, "train", directory=directory, size=run.size, colour=run.colour)
-        if len(images.y.unique()) < 2:
-            raise CalgpError(f"{run.source} has images of one class only; a classifier needs at least two.")
-        if run.train_size is not None:
-            images = images.balanced(run.train_size, run.seed)
-        return TrainingData(*images.split(run.holdout, run.seed)) if run.holdout else TrainingData(images, None)
-
-
 def train(
     run: Run,
     folder: RunFolder,
@@ -118,6 +102,8 @@ def train(
     """Train a run into its folder. Ctrl-C saves after the step at hand and raises Interrupted."""
     fabric = one_device(fabric)
     data = TrainingData.of(run, directory) if data is None else data
+    if run.method.calibrator and data.held_out is None:
+        raise CalgpError(f"{run.label} fits its {run.method.calibrator} on held-out images; give some with the data.")
     task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
     model = build(run, task)
     if not resume:
@@ -148,6 +134,8 @@ def train(
                     f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume {folder.path}"
                 )
     run.method.finish(model, data.train)
+    if run.method.calibrator and data.held_out is not None:
+        folder.write_calibration(fit_calibrator(model, data.held_out, run.method.calibrator, samples=50, seed=0))
     folder.write_tensors("model.safetensors", model.state_dict())
     folder.remove("checkpoint.safetensors")
     return model
@@ -163,6 +151,7 @@ def _begun(run: Run, folder: RunFolder, task: Task, data: TrainingData) -> int:
     classes, n = data.train.classes, len(data.train)
     folder.create(Card(run, task, classes, n, data.train.checksum(), held_out, environment()))
     folder.remove("log.jsonl")
+    folder.remove("calibration.json")
     return 0
 
 

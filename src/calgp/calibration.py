@@ -1,0 +1,334 @@
+"""Calibration after training: what a hold-out says of probabilities, turned into a map log-probabilities → same.
+
+Every calibrator is a frozen value that `fit` finds on held-out predictions and `apply` uses on any others. It acts on
+the *averaged* log-probabilities of a predictive, log p̄(y | x), so that it serves every method alike. Everything is
+computed in float64; log-probabilities below −1000 count as −1000, so that all that comes out is finite.
+
+>>> import torch
+>>> log_probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.1, 0.9]]).log()  # 90 % sure, half of them right
+>>> calibrator = Temperature.fit(log_probs, torch.tensor([0, 1, 0, 1]))
+>>> calibrator.apply(log_probs).exp().amax(1).round(decimals=2)
+tensor([0.5300, 0.5300, 0.5300, 0.5300])
+>>> calibrator.warning
+'T = 20 is the edge of its range [0.05, 20]: on the hold-out, confidence says next to nothing about being right.'
+"""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calgp.errors import CalgpError
+
+LOWEST = -1000.0  # the smallest log-probability that is told from smaller ones
+LOWEST_T, HIGHEST_T = 0.05, 20.0
+HALVINGS = 60  # of the bracket: beyond the precision of a float64
+STEPS = 500  # of L-BFGS, at most
+
+
+class Calibrator(ABC):
+    """A map of log-probabilities [N, Q], found on held-out ones. Subclasses are frozen dataclasses of plain numbers."""
+
+    summary: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, log_probs: Tensor, y: Tensor) -> "Calibrator":
+        """The calibrator of held-out log-probabilities [N, Q] and their labels [N]."""
+
+    @abstractmethod
+    def apply(self, log_probs: Tensor) -> Tensor:
+        """Calibrated log-probabilities, in the floating type and on the device of those given."""
+
+    @property
+    def warning(self) -> str | None:
+        """What there is to know of the fit before it is trusted; None if nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Temperature(Calibrator):
+    """p ∝ p̄^β with β = 1/T (Guo et al. 2017; for a network without masks p̄ is its softmax): labels stay as they are.
+
+    The negative log-likelihood is convex in β: its slope is bisected over T in [0.05, 20], so that the fit can neither
+    diverge nor become negative. A hold-out without a mistake has its optimum at T = 0: the fit then ends at the edge.
+    """
+
+    summary: ClassVar[str] = "one temperature: p ∝ p̄^(1/T)"
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not LOWEST_T <= self.temperature <= HIGHEST_T:
+            raise CalgpError(f"T = {self.temperature} cannot be; it lies in [{LOWEST_T:g}, {HIGHEST_T:g}].")
+
+    @classmethod
+    def fit(cls, log_probs: Tensor, y: Tensor) -> "Temperature":
+        log_p, y = _held_out(log_probs, y)
+        if (log_p.amax(1) - log_p.amin(1)).amax() < 1e-6:  # all uniform, whatever the temperature
+            return cls(1.0)
+        low, high = math.log(LOWEST_T), math.log(HIGHEST_T)
+        if _slope(1 / LOWEST_T, log_p, y) <= 0:
+            return cls(LOWEST_T)
+        if _slope(1 / HIGHEST_T, log_p, y) >= 0:
+            return cls(HIGHEST_T)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            # a positive slope in β: too sharp, T must be larger
+            low, high = (middle, high) if _slope(math.exp(-middle), log_p, y) > 0 else (low, middle)
+        return cls(math.exp((low + high) / 2))
+
+    def apply(self, log_probs: Tensor) -> Tensor:
+        return (_finite(log_probs) / self.temperature).log_softmax(-1).to(log_probs.dtype)
+
+    @property
+    def warning(self) -> str | None:
+        reasons = {
+            LOWEST_T: "the hold-out has (almost) no mistake to learn from; more held-out images would tell.",
+            HIGHEST_T: "on the hold-out, confidence says next to nothing about being right.",
+        }
+        reason = reasons.get(self.temperature)
+        return reason and f"T = {self.temperature:g} is the edge of its range [{LOWEST_T:g}, {HIGHEST_T:g}]: {reason}"
+
+
+def _slope(beta: float, log_p: Tensor, y: Tensor) -> float:
+    """d/dβ of −mean log p^β_y: the mean of E_{p^β}[log p̄] − log p̄_y, which grows with β."""
+    expected = ((beta * log_p).softmax(1) * log_p).sum(1)
+    return (expected - log_p.gather(1, y[:, None]).squeeze(1)).mean().item()
+
+
+@dataclass(frozen=True)
+class VectorScaling(Calibrator):
+    """p_q ∝ exp(w_q log p̄_q + b_q): a scale and a bias for each class (Guo et al. 2017), which may change labels.
+
+    Minimises the negative log-likelihood of the hold-out plus ½ Σ (w_q − 1)² + ½ Σ b_q², which is convex and, by the
+    second part, has a minimum whatever the hold-out: as if w and b had been N(1, 1) and N(0, 1) before it was seen.
+    L-BFGS, 500 steps at most.
+    """
+
+    summary: ClassVar[str] = "a scale and a bias for each class"
+
+    scale: tuple[float, ...]
+    bias: tuple[float, ...]
+    gradient: float  # the largest entry at the end, per image: near 0 where the fit has converged
+
+    @classmethod
+    def fit(cls, log_probs: Tensor, y: Tensor) -> "VectorScaling":
+        log_p, y = _held_out(log_probs, y)
+        start = torch.stack([torch.ones_like(log_p[0]), torch.zeros_like(log_p[0])])
+        parameters = start.clone().requires_grad_()
+        optimiser = torch.optim.LBFGS(
+            [parameters], max_iter=STEPS, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe"
+        )
+
+        def loss() -> Tensor:
+            optimiser.zero_grad()
+            scale, bias = parameters
+            nll = torch.nn.functional.cross_entropy(scale * log_p + bias, y, reduction="sum")
+            value = (nll + (parameters - start).square().sum() / 2) / len(y)
+            value.backward()
+            return value
+
+        with torch.enable_grad():
+            optimiser.step(loss)  # type: ignore[arg-type]
+            loss()
+        assert parameters.grad is not None  # noqa: S101 (for the type checker)
+        scale, bias = parameters.detach().tolist()
+        return cls(tuple(scale), tuple(bias), parameters.grad.abs().amax().item())
+
+    def apply(self, log_probs: Tensor) -> Tensor:
+        log_p = _checked(log_probs, len(self.scale))
+        scale, bias = (log_p.new_tensor(values) for values in (self.scale, self.bias))
+        return (scale * log_p + bias).log_softmax(-1).to(log_probs.dtype)
+
+    @property
+    def warning(self) -> str | None:
+        if self.gradient > 1e-4:
+            return f"The fit stopped before it converged (gradient {self.gradient:.1e} an image); trust it less."
+        return None
+
+
+@dataclass(frozen=True)
+class Platt(Calibrator):
+    """Each class against the rest: σ(a_q s_q + b_q) of its log-odds s_q, then normalised (Platt 1999, Zadrozny 2002).
+
+    The logistic regressions are scikit-learn's (L2 with C = 1 on a_q, lbfgs); log-odds beyond ±100 count as ±100. A
+    class that the hold-out does not have, or has alone, keeps its probability.
+    """
+
+    summary: ClassVar[str] = "a logistic regression for each class against the rest, normalised"
+
+    slope: tuple[float, ...]
+    intercept: tuple[float, ...]
+    absent: tuple[int, ...]  # classes of which nothing could be learned
+
+    @classmethod
+    def fit(cls, log_probs: Tensor, y: Tensor) -> "Platt":
+        from sklearn.linear_model import LogisticRegression
+
+        log_p, y = _held_out(log_probs, y)
+        odds, labels = _log_odds(log_p).cpu().numpy(), y.cpu().numpy()
+        slope, intercept, absent = [1.0] * log_p.shape[1], [0.0] * log_p.shape[1], []
+        for q in range(log_p.shape[1]):
+            if len(np.unique(labels == q)) < 2:
+                absent.append(q)
+                continue
+            found = LogisticRegression(C=1.0, max_iter=1000).fit(odds[:, [q]], labels == q)
+            slope[q], intercept[q] = float(found.coef_[0, 0]), float(found.intercept_[0])
+        return cls(tuple(slope), tuple(intercept), tuple(absent))
+
+    def apply(self, log_probs: Tensor) -> Tensor:
+        odds = _log_odds(_checked(log_probs, len(self.slope)))
+        slope, intercept = (odds.new_tensor(values) for values in (self.slope, self.intercept))
+        log_p = torch.nn.functional.logsigmoid(slope * odds + intercept)
+        return log_p.log_softmax(-1).to(log_probs.dtype)
+
+    @property
+    def warning(self) -> str | None:
+        return _absent(self.absent)
+
+
+def _log_odds(log_p: Tensor) -> Tensor:
+    """log p_q − log(1 − p_q). Of the most probable class, 1 − p is summed over the others: it may be 1 − p = 10⁻³⁰."""
+    top = log_p.argmax(1, keepdim=True)
+    others = log_p.scatter(1, top, -math.inf).logsumexp(1, keepdim=True)
+    rest = torch.log1p(-log_p.exp().clamp_max(0.5)).scatter(1, top, others)  # no other class has more than ½
+    return (log_p - rest).clamp(-100, 100)
+
+
+@dataclass(frozen=True)
+class Isotonic(Calibrator):
+    """Each class against the rest: a monotone step of its probability, then normalised (Zadrozny & Elkan 2002).
+
+    The regressions are scikit-learn's (linear between their knots). They say 0 where the hold-out never saw the class,
+    for which the MNLL would be infinite: values are clipped to at least 1/(N Q), one image spread over the classes. A
+    class that the hold-out does not have, or has alone, keeps its probability.
+    """
+
+    summary: ClassVar[str] = "a monotone regression for each class against the rest, normalised"
+
+    knots: tuple[tuple[float, ...], ...]
+    values: tuple[tuple[float, ...], ...]
+    floor: float
+    absent: tuple[int, ...]
+
+    @classmethod
+    def fit(cls, log_probs: Tensor, y: Tensor) -> "Isotonic":
+        from sklearn.isotonic import IsotonicRegression
+
+        log_p, y = _held_out(log_probs, y)
+        probs, labels = log_p.exp().cpu().numpy(), y.cpu().numpy()
+        n, classes = probs.shape
+        knots, values, absent = [(0.0, 1.0)] * classes, [(0.0, 1.0)] * classes, []
+        for q in range(classes):
+            if len(np.unique(labels == q)) < 2:
+                absent.append(q)
+                continue
+            found = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(probs[:, q], labels == q)
+            knots[q], values[q] = tuple(found.X_thresholds_.tolist()), tuple(found.y_thresholds_.tolist())
+        return cls(tuple(knots), tuple(values), 1 / (n * classes), tuple(absent))
+
+    def apply(self, log_probs: Tensor) -> Tensor:
+        probs = _checked(log_probs, len(self.knots)).exp().cpu().numpy()
+        columns = [np.interp(probs[:, q], *pair) for q, pair in enumerate(zip(self.knots, self.values, strict=True))]
+        clipped = torch.from_numpy(np.stack(columns, 1)).clamp_min(self.floor)
+        return clipped.log().log_softmax(-1).to(log_probs)
+
+    @property
+    def warning(self) -> str | None:
+        return _absent(self.absent)
+
+
+def _absent(classes: tuple[int, ...]) -> str | None:
+    if not classes:
+        return None
+    return f"The hold-out tells nothing of class {', '.join(map(str, classes))} (counted from 0): left as it was."
+
+
+CALIBRATORS: dict[str, type[Calibrator]] = {
+    "temperature": Temperature,
+    "vector": VectorScaling,
+    "platt": Platt,
+    "isotonic": Isotonic,
+}
+
+
+def find(name: str) -> type[Calibrator]:
+    """A calibrator by its name."""
+    if name not in CALIBRATORS:
+        raise CalgpError(f"There is no calibrator {name!r}; there are {', '.join(CALIBRATORS)}.")
+    return CALIBRATORS[name]
+
+
+def to_json(calibrator: Calibrator) -> dict[str, Any]:
+    """The calibrator as plain data; `from_json` gives the same value back, to the bit."""
+    name = next(name for name, kind in CALIBRATORS.items() if type(calibrator) is kind)
+    return {"calibrator": name} | _lists(dataclasses.asdict(calibrator))  # type: ignore[call-overload]
+
+
+def from_json(data: dict[str, Any]) -> Calibrator:
+    """The calibrator of plain data, checked."""
+    kind = find(str(data.get("calibrator")))
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    try:
+        calibrator = kind(**{name: _numbers(data[name]) for name in names})
+        probe = torch.full((1, _classes(calibrator)), 0.0).log_softmax(-1)
+        usable = bool(calibrator.apply(probe).isfinite().all())
+    except (KeyError, TypeError, ValueError, RuntimeError, CalgpError) as error:
+        raise CalgpError(f"The {data['calibrator']} calibrator is damaged ({error}).") from None
+    if not usable:
+        raise CalgpError(f"The {data['calibrator']} calibrator is damaged (it gives no finite probabilities).")
+    return calibrator
+
+
+def _classes(calibrator: Calibrator) -> int:
+    """How many classes a calibrator is for; 2 if it does not say."""
+    first = dataclasses.astuple(calibrator)[0]  # type: ignore[call-overload]
+    return len(first) if isinstance(first, tuple) else 2
+
+
+def _lists(value: Any) -> Any:
+    """Tuples as JSON's lists."""
+    if isinstance(value, dict):
+        return {key: _lists(each) for key, each in value.items()}
+    return [_lists(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _numbers(value: Any) -> Any:
+    """JSON's lists as tuples; anything but numbers is refused."""
+    if isinstance(value, list):
+        return tuple(_numbers(each) for each in value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return value
+
+
+def _held_out(log_probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What a fit starts from, checked: log-probabilities in float64 and labels."""
+    if log_probs.dim() != 2 or min(log_probs.shape) < 1 or y.shape != log_probs.shape[:1]:
+        shapes = f"{list(log_probs.shape)} and {list(y.shape)}"
+        raise CalgpError(f"A calibrator is fitted on log-probabilities [N, Q] and labels [N], not on {shapes}.")
+    low, high = y.aminmax()
+    if low < 0 or high >= log_probs.shape[1]:
+        raise CalgpError(f"Labels must lie in 0 … {log_probs.shape[1] - 1}; these run from {int(low)} to {int(high)}.")
+    return _checked(log_probs, log_probs.shape[1]), y.long()
+
+
+def _checked(log_probs: Tensor, classes: int) -> Tensor:
+    """Log-probabilities in float64, of as many classes as the calibrator knows."""
+    if log_probs.dim() != 2 or log_probs.shape[1] != classes:
+        raise CalgpError(f"The calibrator is for [N, {classes}] log-probabilities, not for {list(log_probs.shape)}.")
+    return _finite(log_probs)
+
+
+def _finite(log_probs: Tensor) -> Tensor:
+    log_p = log_probs.detach().double()
+    total = log_p.logsumexp(-1)
+    if not (total.abs() < 1e-2).all():  # half precision is 10⁻³ off
+        raise CalgpError("Rows must be log-probabilities that sum to one; take log_softmax of logits first.")
+    return log_p.clamp_min(LOWEST)

@@ -1,0 +1,39 @@
+"""Deep ensembles: a run folder that lists others."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from calgp.errors import CalgpError
+from calgp.runs.folder import Card, Member, RunFolder, environment
+
+
+def ensemble(members: Sequence[RunFolder], folder: RunFolder) -> Card:
+    """Make `folder` the ensemble of finished runs, equally weighted (Lakshminarayanan et al. 2017).
+
+    It copies nothing: run.json has the members' paths from the folder. The members' own calibrators are not used; the
+    ensemble has one of its own, if it is calibrated, on the images that all members hold out.
+    """
+    if len({member.path.resolve() for member in members}) < max(2, len(members)):
+        raise CalgpError(f"An ensemble needs at least two runs, each of them once; {len(members)} were given.")
+    if (folder.path / "run.json").exists():
+        raise CalgpError(f"{folder.path} already holds a run. Choose another --out.")
+    cards = [member.card() for member in members]
+    listed = tuple(_member(member, card, folder) for member, card in zip(members, cards, strict=True))
+    card = replace(cards[0], holdout_rows=_held_out_by_all(cards), environment=environment(), members=listed)
+    folder.mixture(card)  # refuses what does not fit together or is not finished
+    folder.create(card)
+    return card
+
+
+def _member(member: RunFolder, card: Card, folder: RunFolder) -> Member:
+    path = os.path.relpath(member.path.resolve(), folder.path.resolve())
+    return Member(path, card.label, card.network, card.run.seed)
+
+
+def _held_out_by_all(cards: Sequence[Card]) -> tuple[int, ...]:
+    """Rows are those of one source, so runs of different sources hold out nothing together."""
+    if len({card.run.source for card in cards}) > 1:
+        return ()
+    common = set.intersection(*(set(card.holdout_rows) for card in cards))
+    return tuple(row for row in cards[0].holdout_rows if row in common)
