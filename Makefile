@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint imports types doctest clean
+.PHONY: help setup demo bench test check format lint imports types doctest clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,10 @@ setup: $(STAMP)  ## make the virtual environment
 
 demo: $(STAMP)  ## train CNN+GP(SORF) and a plain CNN on the embedded digits, compare them, write a report
 	@$(BIN)/calgp demo --out demo
+
+bench: $(STAMP)  ## measure calgp beside its alternatives (about ten minutes; wants a quiet machine)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	@OMP_WAIT_POLICY=active $(BIN)/python -m bench --docs
 
 test: $(STAMP)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules

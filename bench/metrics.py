@@ -23,7 +23,7 @@ def run(quick: bool) -> list[Row]:
             metrics.outcomes(part, labels) for part, labels in zip(log_probs.split(BATCH), y.split(BATCH), strict=True)
         )
         table = metrics.reliability(outcomes, bins=BINS)
-        return metrics.ece(outcomes, bins=BINS), metrics.brier(outcomes), table
+        return table.ece(), metrics.brier(outcomes), table
 
     def torchmetrics_and_numpy():
         from torchmetrics.functional.classification import multiclass_calibration_error
@@ -44,7 +44,10 @@ def run(quick: bool) -> list[Row]:
         return ECE(BINS).measure(log_probs.exp().numpy(), y.numpy())
 
     a, b = ours(), torchmetrics_and_numpy()
-    assert abs(a[0] - b[0]) < 1e-4 and abs(a[1] - b[1]) < 1e-4 and (a[2].count.numpy() == b[2][0]).all()  # noqa: S101
+    # torchmetrics adds ten million float32 in float32; NumPy's edges are doubles, which a few confidences fall between
+    moved = np.abs(a[2].count.numpy() - b[2][0]).sum() / n
+    if not (abs(a[0] - b[0]) < 1e-3 and abs(a[1] - b[1]) < 1e-4 and moved < 1e-5):
+        raise AssertionError(f"the contenders do not agree: {a[:2]}, {b[:2]}, {moved}")
     return compare(
         QUESTION,
         f"{n / 1e6:.0f} million × 10",

@@ -85,7 +85,12 @@ def run(quick: bool) -> list[Row]:
     ours = ("CNN+GP(RF)", calgp_step("cnn-gp-rf-paper", "lenet", MNIST, 100))
     note = "Ω of 16.8 million weights"
     rows += compare(
-        QUESTION, "LeNet, batch 100", ours, {plain: plain_step(plain_lenet(sorf=False), MNIST, 100)}, rounds=5, note=note
+        QUESTION,
+        "LeNet, batch 100",
+        ours,
+        {plain: plain_step(plain_lenet(sorf=False), MNIST, 100)},
+        rounds=5,
+        note=note,
     )
     ours = ("CNN+DGP, 2 layers", calgp_step("cnn-dgp", "lenet", MNIST, 100))
     rows += compare(QUESTION, "LeNet, batch 100", ours, {plain: plain_step(plain_deep_lenet(), MNIST, 100)}, rounds=5)

@@ -32,7 +32,7 @@ def _compare(d: int, batch: int) -> list[Row]:
         return d**0.5 * pypi_hadamard(pypi_hadamard(pypi_hadamard(x * d3) * d2) * d1)
 
     torch.testing.assert_close(by_pypi(x), sorf(x, lengthscale), rtol=1e-3, atol=1e-3 * d**0.5)
-    others = {"hadamard-transform (PyPI)": both(by_pypi), "copying there and back": both(torch.clone)}
+    others = {"hadamard-transform (PyPI)": both(by_pypi), "one copy of the data": both(torch.clone)}
     note = ""
     if d <= 16_384:
         omega = torch.randn(d, d, generator=generator)
