@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
@@ -23,16 +24,14 @@ LOADED = 0.1  # a larger share of the processors in other hands spoils the numbe
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("questions", nargs="*", metavar="question", help=f"of {', '.join(QUESTIONS)}; all by default")
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer and smaller cases: two minutes, to see that it works"
-    )
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller cases, to see that it works")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="where bench.json and the plots go")
     parser.add_argument("--docs", action="store_true", help="also put table and plots into docs/performance.md")
     options = parser.parse_args()
     unknown = set(options.questions) - set(QUESTIONS)
     if unknown:
         parser.error(f"there is no question {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=150)
     keep_freed_memory()  # for all contenders alike, as `calgp` does
     load = os.getloadavg()[0]
     if load > LOADED * (os.cpu_count() or 1):
@@ -59,7 +58,8 @@ def main() -> int:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n")
-    console.print(table(rows))
+    if rows:
+        console.print(table(rows))
     if curves:
         console.print(exponents(curves))
     for question, share in shares.items():
@@ -75,22 +75,25 @@ def main() -> int:
 
 
 def table(rows: list[Row]) -> Table:
-    shown = Table(title="How many times as fast (median over rounds, quartiles)")
-    for name in ("question", "case", "ours", "against", "ratio", "aimed at"):
-        shown.add_column(name, justify="right" if name in ("ratio", "aimed at") else "left")
-    last = ""
-    for row in rows:
-        mark = {None: "", True: "[green]", False: "[red]"}[row.reached]
-        reach = "" if row.reach is None else f"≥ {row.reach:.3g}"
-        spread = "" if row.low == row.high else f" ({row.low:.2g} … {row.high:.2g})"
-        question = "" if row.question == last else row.question
-        last = row.question
-        shown.add_row(question, row.what, row.ours, row.other, f"{mark}{row.ratio:.3g}{spread}", reach)
+    shown = Table(title="How many times as fast (median over rounds, quartiles)", box=None, title_justify="left")
+    shown.add_column("")
+    shown.add_column("against")
+    shown.add_column("ratio", justify="right", no_wrap=True)
+    shown.add_column("quartiles", no_wrap=True)
+    shown.add_column("aimed at", justify="right", no_wrap=True)
+    for question, group in groupby(rows, key=lambda row: row.question):
+        shown.add_row(f"[bold]{question}[/]")
+        for row in group:
+            mark = {None: "", True: "[green]", False: "[red]"}[row.reached]
+            reach = "" if row.reach is None else f"≥ {row.reach:.3g}"
+            spread = "" if row.low == row.high else f"{row.low:.3g} … {row.high:.3g}"
+            ours = "" if row.ours.startswith("calgp") else f"{row.ours}, "
+            shown.add_row(f"  {ours}{row.what}", row.other, f"{mark}{row.ratio:.3g}", spread, reach)
     return shown
 
 
 def exponents(curves: list[Curve]) -> Table:
-    shown = Table(title="How cost grows: y ~ xᵖ over the larger half of the points")
+    shown = Table(title="How cost grows: y ~ xᵖ over the larger half of the points", box=None, title_justify="left")
     for name in ("as this grows", "of", "what", "p"):
         shown.add_column(name)
     for curve in curves:

@@ -32,8 +32,8 @@ def markdown(record: dict[str, Any]) -> str:
     most = max(record["others"].values(), default=0.0)
     lines = [
         f"`{record['command']}`, {record['date']}, {record['seconds']} s; {machine['cores']} cores "
-        f"({machine['processor']}, {machine['capability']}), {machine['threads']} threads, torch {machine['torch']}; other "
-        f"processes took at most {most:.0%} of the processors.\n",
+        f"({machine['processor']}, {machine['capability']}), {machine['threads']} threads, torch {machine['torch']}; "
+        f"other processes took at most {most:.0%} of the processors.\n",
         "| case | ours | against | ratio | quartiles | aimed at | |",
         "| --- | --- | --- | ---: | --- | ---: | --- |",
     ]
