@@ -1,1 +1,1 @@
-"""Benchmarks: one file a question, everything side by side in one process. `make bench`, or `python -m bench --help`."""
+"""Benchmarks: one file a question, all side by side in one process. `make bench`, or `python -m bench --help`."""

@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 COLOURS = {"SORF": "#1f6f8b", "dense Ω, fixed": "#c8553d"}
 
@@ -74,14 +75,19 @@ def draw(curves: list[dict[str, Any]], path: Path) -> None:
         for axis, key in zip(axes.flat, order, strict=False):
             question, what = key
             for curve in panels[key]:
-                label = f"{curve['name']}: slope {curve['exponent']:.2f}"
+                label = f"{curve['name']}: {curve['exponent']:.2f}"
                 axis.loglog(
                     curve["x"], curve["y"], "o-", ms=3, lw=1.2, color=COLOURS.get(curve["name"], "#1f6f8b"), label=label
                 )
+            ticks = sorted({x for curve in panels[key] for x in curve["x"]})
+            axis.set_xticks(ticks, [f"{x:,.0f}" for x in ticks])
+            axis.minorticks_off()
+            axis.yaxis.set_major_locator(LogLocator(numticks=6))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
             axis.set_xlabel(question)
             axis.set_ylabel(f"{what}, {panels[key][0]['unit']}")
-            axis.legend(frameon=False, fontsize=7, loc="best")
-            axis.margins(y=0.35)
+            axis.legend(frameon=False, fontsize=7, loc="upper left", borderaxespad=0)
+            axis.margins(y=0.3)
         for axis in list(axes.flat)[len(order) :]:
             axis.set_visible(False)
         figure.savefig(path)
