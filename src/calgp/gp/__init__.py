@@ -8,12 +8,13 @@ from calgp.gp.inference import Batch, Bound, Model, Predictive, evaluating, pred
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
 from calgp.gp.likelihoods import Latent, Likelihood, Softmax
-from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, name_sites, same_padding
+from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, same_padding
 from calgp.gp.noise import Noise
+from calgp.gp.sites import Site, name_sites
 
 __all__ = [
     "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "DeepGP", "Fixed", "Frequencies",
     "Kernel", "Latent", "Likelihood", "Mask", "MaskedConv2d", "MaskedLinear", "Masking", "Model", "Noise", "Predictive",
-    "RandomFeatureGP", "Softmax", "Sorf", "Theta", "Variational", "draw_frequencies", "evaluating", "gaussian",
+    "RandomFeatureGP", "Site", "Softmax", "Sorf", "Theta", "Variational", "draw_frequencies", "evaluating", "gaussian",
     "hadamard_transform", "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
 ]  # fmt: skip

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.gp.noise import Noise, bernoulli, binary_digits, site_key
+from calgp.gp.noise import Noise, bernoulli, binary_digits
+from calgp.gp.sites import Site
 
 Granularity = Literal["element", "channel", "shared"]
 
@@ -50,11 +51,11 @@ def half_norm(weight: Tensor) -> Float[Tensor, ""]:
     return flat.dot(flat) / 2
 
 
-class Mask(nn.Module):
+class Mask(Site):
     """Multiplies its input by z. Always on: there is no evaluation mode in which W stops being random.
 
     The first mask that a batch meets turns its N rows into S · N, sample by sample: what comes before is the same for
-    all samples and is computed once. `site` is its name in the model (`name_sites`) and part of the key of its noise.
+    all samples and is computed once.
     """
 
     def __init__(self, masking: Masking, *, image: bool = False) -> None:
@@ -62,13 +63,14 @@ class Mask(nn.Module):
         self.masking, self.image = masking, image
         # here and not on each call: torch.compile may take a number such as `keep` for a variable, but not digits
         self.digits = binary_digits(masking.keep) if masking.active else ()
-        self.site: int | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.masking.active
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
         if not self.masking.active:
             return h
-        if noise is not None and self.site is None:
-            raise RuntimeError("This mask has no site yet: call calgp.gp.name_sites(model) before using keyed noise.")
         rows = len(h) if noise is None else len(noise.rows)
         z = self._draw(h, rows, noise)  # [S, N or 1, …]
         if self.masking.inverted:
@@ -82,20 +84,12 @@ class Mask(nn.Module):
         channels = h.shape[1] if self.image else h.shape[-1]
         size = channels * torch.Size(pixels).numel()
         shared = granularity == "shared"
-        z = bernoulli(noise, self.site or 0, size, digits=self.digits, rows=rows, shared=shared, like=h)
+        z = bernoulli(noise, self.key(noise), size, digits=self.digits, rows=rows, shared=shared, like=h)
         z = z.unflatten(-1, (*pixels, channels))
         return z.movedim(-1, 2) if self.image else z
 
     def extra_repr(self) -> str:
         return f"keep={self.masking.keep}, {self.masking.granularity}" + ", inverted" * self.masking.inverted
-
-
-def name_sites(module: nn.Module) -> dict[str, Mask]:
-    """Every place where a mask is drawn, by its name in the module; gives each the key of its noise."""
-    sites = {name: m for name, m in module.named_modules() if isinstance(m, Mask) and m.masking.active}
-    for name, mask in sites.items():
-        mask.site = site_key(name)
-    return sites
 
 
 class MaskedLinear(nn.Module):
