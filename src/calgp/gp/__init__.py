@@ -1,6 +1,6 @@
 """The paper's mathematics: plain modules and functions that need torch alone."""
 
-from calgp.gp.frequencies import FREQUENCIES, Fixed, Frequencies, Sorf, Variational, draw_frequencies
+from calgp.gp.frequencies import FREQUENCIES, Fixed, Sorf, Variational, draw_frequencies
 from calgp.gp.frequencies import gaussian as gaussian
 from calgp.gp.frequencies import orthogonal as orthogonal
 from calgp.gp.hadamard import hadamard_transform
@@ -10,11 +10,13 @@ from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
 from calgp.gp.likelihoods import Latent, Likelihood, Softmax
 from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, same_padding
 from calgp.gp.noise import Noise
+from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
 from calgp.gp.sites import Site, name_sites
 
 __all__ = [
-    "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "DeepGP", "Fixed", "Frequencies",
-    "Kernel", "Latent", "Likelihood", "Mask", "MaskedConv2d", "MaskedLinear", "Masking", "Model", "Noise", "Predictive",
-    "RandomFeatureGP", "Site", "Softmax", "Sorf", "Theta", "Variational", "draw_frequencies", "evaluating", "gaussian",
-    "hadamard_transform", "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
+    "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "Convolution", "DeepGP", "Fixed",
+    "Frequencies", "Kernel", "Latent", "Likelihood", "Linear", "Mask", "MaskedConv2d", "MaskedLinear", "Masking",
+    "Model", "Noise", "Posterior", "Predictive", "RandomFeatureGP", "Site", "Softmax", "Sorf", "Theta",
+    "Variational", "draw_frequencies", "evaluating", "gaussian", "hadamard_transform", "make_kernel", "name_sites",
+    "orthogonal", "predict", "predict_batches", "same_padding",
 ]  # fmt: skip

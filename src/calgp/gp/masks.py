@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.gp.noise import Noise, bernoulli, binary_digits
+from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
 from calgp.gp.sites import Site
 
 Granularity = Literal["element", "channel", "shared"]
 
 
 @dataclass(frozen=True)
-class Masking:
+class Masking(Posterior):
     """How z is drawn over the inputs of a layer.
 
     keep: π, the probability that z = 1. With 1 there is no mask.
@@ -40,6 +41,35 @@ class Masking:
     def kl(self, weight: Tensor) -> Float[Tensor, ""]:
         """KL[q(W) ‖ N(0, 1)] up to constants, Eq. (8): π/2 ‖M‖², inverted 1/(2π) ‖M'‖², without a mask ½ ‖M‖²."""
         return (1 / self.keep if self.inverted else self.keep) * half_norm(weight)
+
+    def linear(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+    ) -> "MaskedLinear":
+        return MaskedLinear(in_features, out_features, masking=self, bias=bias, std=std, generator=generator)
+
+    def convolution(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        bias: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> "MaskedConv2d":
+        sizes = (in_channels, out_channels, kernel_size)
+        return MaskedConv2d(*sizes, stride=stride, masking=self, bias=bias, generator=generator)
+
+    def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> Frequencies:
+        from calgp.gp.frequencies import Variational  # which has masks itself
+
+        return Variational(epsilon / lengthscale, masking=self)
 
 
 UNMASKED = Masking(keep=1.0)
@@ -92,7 +122,7 @@ class Mask(Site):
         return f"keep={self.masking.keep}, {self.masking.granularity}" + ", inverted" * self.masking.inverted
 
 
-class MaskedLinear(nn.Module):
+class MaskedLinear(Linear):
     """h ↦ h W + b with W = diag(z) M, M of shape in × out: z switches inputs, which are rows of W."""
 
     def __init__(
@@ -114,12 +144,16 @@ class MaskedLinear(nn.Module):
         f = self.mask(h, noise) @ self.weight
         return f if self.bias is None else f + self.bias
 
+    def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
+        f = (self.mask(h, noise) * self.weight.mT).sum(-1)  # all outputs share the mask
+        return f if self.bias is None else f + self.bias
+
     def kl(self) -> Float[Tensor, ""]:
         cost = self.mask.masking.kl(self.weight)
         return cost if self.bias is None else cost + half_norm(self.bias)
 
 
-class MaskedConv2d(nn.Module):
+class MaskedConv2d(Convolution):
     """Convolution with filters Ψ = diag(z) M; TensorFlow's SAME padding, as in the published experiments."""
 
     def __init__(
@@ -141,14 +175,21 @@ class MaskedConv2d(nn.Module):
         self.bias = nn.Parameter(truncated_normal((out_channels,), 0.1, generator)) if bias else None
 
     def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
-        h = self.mask(h, noise)
-        if self.stride == 1 and self.kernel_size % 2:  # the same on both sides: the convolution pads without a copy
-            return F.conv2d(h, self.weight, self.bias, padding=self.kernel_size // 2)
-        return F.conv2d(same_padding(h, self.kernel_size, self.stride), self.weight, self.bias, self.stride)
+        return same_convolution(self.mask(h, noise), self.weight, self.bias, self.stride)
 
     def kl(self) -> Float[Tensor, ""]:
         cost = self.mask.masking.kl(self.weight)
         return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+def same_convolution(
+    h: Float[Tensor, "B C H W"], weight: Float[Tensor, "D C K K"], bias: Float[Tensor, "D"] | None, stride: int
+) -> Float[Tensor, "B D H2 W2"]:
+    """Convolution with SAME padding."""
+    kernel_size = weight.shape[-1]
+    if stride == 1 and kernel_size % 2:  # the same on both sides: the convolution pads without a copy
+        return F.conv2d(h, weight, bias, padding=kernel_size // 2)
+    return F.conv2d(same_padding(h, kernel_size, stride), weight, bias, stride)
 
 
 def same_padding(h: Float[Tensor, "B C H W"], kernel_size: int, stride: int) -> Float[Tensor, "B C H2 W2"]:

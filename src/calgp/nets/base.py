@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp import Masking, Noise
+from calgp.gp import Noise, Posterior
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Backbone(ABC):
     hidden: tuple[int, ...]  # widths of the fully connected layers with which the plain CNN continues
 
     @abstractmethod
-    def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> Features:
-        """The network, with masks in front of all convolutions that should have them."""
+    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> Features:
+        """The network; `masking` is the q (masks, or Gaussians) of all convolutions that should have one."""
 
 
 def padded_to(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.errors import CalgpError
-from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise, same_padding
+from calgp.gp import UNMASKED, Convolution, Noise, Posterior, same_padding
 from calgp.nets.base import Backbone, Features, Task, padded_to
 
 
@@ -35,20 +35,20 @@ class LeNet(Backbone):
                 f"channels={self.channels}, hidden={self.hidden}, pool={self.pool}."
             )
 
-    def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
+    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
         return LeNetFeatures(self, task, masking, generator)
 
 
 class LeNetFeatures(Features):
     """The network that a `LeNet` describes."""
 
-    def __init__(self, spec: LeNet, task: Task, masking: Masking, generator: torch.Generator | None) -> None:
+    def __init__(self, spec: LeNet, task: Task, masking: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
         self.spec = spec
         maskings = [masking if spec.mask_first else UNMASKED] + [masking] * (len(spec.channels) - 1)
         widths = (task.channels, *spec.channels)
-        self.convolutions: list[MaskedConv2d] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            MaskedConv2d(before, after, 5, masking=m, generator=generator)
+        self.convolutions: list[Convolution] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            m.convolution(before, after, 5, generator=generator)
             for before, after, m in zip(widths, widths[1:], maskings, strict=False)
         )
         sides = [max(side, 32) for side in (task.height, task.width)]
