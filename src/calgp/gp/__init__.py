@@ -9,14 +9,16 @@ from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
 from calgp.gp.likelihoods import Latent, Likelihood, Softmax
 from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, same_padding
+from calgp.gp.meanfield import GaussianNoise, MeanField, MeanFieldConv2d, MeanFieldFrequencies, MeanFieldLinear
 from calgp.gp.noise import Noise
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
 from calgp.gp.sites import Site, name_sites
 
 __all__ = [
     "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "Convolution", "DeepGP", "Fixed",
-    "Frequencies", "Kernel", "Latent", "Likelihood", "Linear", "Mask", "MaskedConv2d", "MaskedLinear", "Masking",
-    "Model", "Noise", "Posterior", "Predictive", "RandomFeatureGP", "Site", "Softmax", "Sorf", "Theta",
-    "Variational", "draw_frequencies", "evaluating", "gaussian", "hadamard_transform", "make_kernel", "name_sites",
-    "orthogonal", "predict", "predict_batches", "same_padding",
+    "Frequencies", "GaussianNoise", "Kernel", "Latent", "Likelihood", "Linear", "Mask", "MaskedConv2d",
+    "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies", "MeanFieldLinear", "Model",
+    "Noise", "Posterior", "Predictive", "RandomFeatureGP", "Site", "Softmax", "Sorf", "Theta", "Variational",
+    "draw_frequencies", "evaluating", "gaussian", "hadamard_transform", "make_kernel", "name_sites", "orthogonal",
+    "predict", "predict_batches", "same_padding",
 ]  # fmt: skip

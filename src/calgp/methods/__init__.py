@@ -3,6 +3,7 @@
 from calgp.methods.base import Method
 from calgp.methods.cnn import Cnn
 from calgp.methods.cnn_gp import CnnGp
+from calgp.methods.mean_field import MeanFieldGp
 
 METHODS: dict[str, Method] = {
     "cnn-gp-rf": CnnGp(frequencies="variational"),
@@ -10,7 +11,8 @@ METHODS: dict[str, Method] = {
     "cnn-dgp": CnnGp(frequencies="sorf", depth=2, width=64),
     "cnn-gp-rf-paper": CnnGp(frequencies="variational", lengthscale=1.0),
     "cnn-gp-sorf-paper": CnnGp(frequencies="sorf", lengthscale=1.0),
+    "cnn-gp-mf": MeanFieldGp(),
     "cnn": Cnn(),
 }
 
-__all__ = ["METHODS", "Cnn", "CnnGp", "Method"]
+__all__ = ["METHODS", "Cnn", "CnnGp", "MeanFieldGp", "Method"]
