@@ -36,8 +36,8 @@ class MeanFieldGp(Method):
     learn_theta: bool = False
     ard: bool = False
     filters: bool = False
-    deviation: float = 0.1
-    deviation_filters: float = 0.01
+    deviation: float = 1.0
+    deviation_filters: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("n_rf", "ratio", "depth", "width"):
