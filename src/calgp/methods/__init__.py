@@ -3,6 +3,7 @@
 from calgp.methods.base import Method
 from calgp.methods.cnn import Cnn
 from calgp.methods.cnn_gp import CnnGp
+from calgp.methods.laplace import CnnLaplace
 from calgp.methods.mean_field import MeanFieldGp
 
 METHODS: dict[str, Method] = {
@@ -12,7 +13,8 @@ METHODS: dict[str, Method] = {
     "cnn-gp-rf-paper": CnnGp(frequencies="variational", lengthscale=1.0),
     "cnn-gp-sorf-paper": CnnGp(frequencies="sorf", lengthscale=1.0),
     "cnn-gp-mf": MeanFieldGp(),
+    "cnn-laplace": CnnLaplace(),
     "cnn": Cnn(),
 }
 
-__all__ = ["METHODS", "Cnn", "CnnGp", "MeanFieldGp", "Method"]
+__all__ = ["METHODS", "Cnn", "CnnGp", "CnnLaplace", "MeanFieldGp", "Method"]

@@ -1,5 +1,6 @@
 """What every convolutional network is to the rest: c(x | Ψ) in two halves, and what its filters cost."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -7,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp import Noise, Posterior
+from calgp.errors import CalgpError
+from calgp.gp import Noise, Posterior, bound_filters
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,17 @@ def padded_to(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W
     if not height and not width:
         return x
     return nn.functional.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
+
+
+def check_spectral(bound: float | None) -> None:
+    """Refuse what cannot bound a norm."""
+    if bound is not None and not 0 < bound < math.inf:
+        raise CalgpError(
+            f"spectral={bound} cannot bound a norm; it must be positive and finite, such as 0.95, or None."
+        )
+
+
+def bound_spectrum(features: nn.Module, bound: float | None) -> None:
+    """Bounds the filters, where the network should; after they have their first values."""
+    if bound is not None:
+        bound_filters(features, bound)

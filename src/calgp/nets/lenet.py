@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Convolution, Noise, Posterior, same_padding
-from calgp.nets.base import Backbone, Features, Task, padded_to
+from calgp.nets.base import Backbone, Features, Task, bound_spectrum, check_spectral, padded_to
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class LeNet(Backbone):
     pool: 2 (windows of 2 × 2, MNIST) or 3 (overlapping windows of 3 × 3, CIFAR); the stride is 2.
     normalise: local response normalisation (CIFAR): after the first pooling, before the others.
     mask_first: mask the image too ("for all parameters", as the paper's text has it; its code does not).
+    spectral: a bound on the spectral norm of each convolution's filters (SNGP); None means none.
     """
 
     channels: tuple[int, ...] = (32, 64)
@@ -27,6 +28,7 @@ class LeNet(Backbone):
     normalise: bool = False
     hidden: tuple[int, ...] = (1024,)
     mask_first: bool = False
+    spectral: float | None = None
 
     def __post_init__(self) -> None:
         if not self.channels or min(self.channels) < 1 or self.pool not in (2, 3) or min((1, *self.hidden)) < 1:
@@ -34,6 +36,8 @@ class LeNet(Backbone):
                 "A LeNet needs at least one convolution, positive widths and pool 2 or 3, not "
                 f"channels={self.channels}, hidden={self.hidden}, pool={self.pool}."
             )
+
+        check_spectral(self.spectral)
 
     def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
         return LeNetFeatures(self, task, masking, generator)
@@ -57,6 +61,7 @@ class LeNetFeatures(Features):
         self.out_features = spec.channels[-1] * sides[0] * sides[1]
         # size, α, β, k of TensorFlow's lrn(depth_radius=4, alpha=0.001/9, beta=0.75); torch divides α by the size
         self.response_norm = nn.LocalResponseNorm(9, 0.001, 0.75, 1.0) if spec.normalise else nn.Identity()
+        bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
         h = padded_to(x, 32).contiguous(memory_format=torch.channels_last)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Convolution, Noise, Posterior
-from calgp.nets.base import Backbone, Features, Task, padded_to
+from calgp.nets.base import Backbone, Features, Task, bound_spectrum, check_spectral, padded_to
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class ResNet(Backbone):
     widths: channels of the stages.
     pad_to: images smaller than this are padded with zeros (MNIST, figure 4).
     mask_first: mask the image too.
+    spectral: a bound on the spectral norm of each convolution's filters (SNGP); None means none.
     """
 
     n: int = 5
@@ -27,6 +28,7 @@ class ResNet(Backbone):
     pad_to: int = 32
     hidden: tuple[int, ...] = ()
     mask_first: bool = False
+    spectral: float | None = None
 
     def __post_init__(self) -> None:
         if self.n < 1 or not self.widths or min((*self.widths, *self.hidden)) < 1:
@@ -34,6 +36,8 @@ class ResNet(Backbone):
                 f"A ResNet needs at least one block a stage and positive widths, not n={self.n}, widths={self.widths}, "
                 f"hidden={self.hidden}."
             )
+
+        check_spectral(self.spectral)
 
     def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
         return ResNetFeatures(self, task, masking, generator)
@@ -69,6 +73,7 @@ class ResNetFeatures(Features):
         for module in self.modules():
             if isinstance(module, Convolution):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
+        bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
         h = padded_to(x, self.spec.pad_to).contiguous(memory_format=torch.channels_last)
