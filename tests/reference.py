@@ -230,3 +230,18 @@ def mask_element(seed, site, sample, row, element, *, size, keep, shared=False):
         bit = word >> (element % 64) & 1
         z = z | bit if digit == "1" else z & bit
     return z
+
+
+def gp_regression(k, k_new, k_new_new, y, noise):
+    """Mean and variance of a Gaussian process at new inputs, given y = f + N(0, noise)."""
+    inverse = np.linalg.inv(k + noise * np.eye(len(k)))
+    return k_new @ inverse @ y, np.diag(k_new_new - k_new @ inverse @ k_new.T)
+
+
+def laplace_variance(phi, curvature, phi_new):
+    """φ*ᵀ (I + Σ_i h_i φ_i φ_iᵀ)⁻¹ φ* for each row of phi_new."""
+    precision = np.eye(phi.shape[1])
+    for row, h in zip(phi, curvature, strict=True):
+        precision = precision + h * np.outer(row, row)
+    covariance = np.linalg.inv(precision)
+    return np.array([row @ covariance @ row for row in phi_new])

@@ -48,11 +48,11 @@ class LaplaceGP(nn.Module):
         return self.process.kl()
 
     @torch.no_grad()
-    def fit(self, features: Iterable[Float[Tensor, "N d"]], curvature: Callable[[Tensor], Tensor]) -> None:
+    def fit(self, features: Iterable[Tensor], curvature: Callable[[Tensor], Tensor]) -> None:
         """Σ from the training set, given batch by batch as features c.
 
         Args:
-            features: every training example once.
+            features: c of every training example once, [N, d] each.
             curvature: h from f: [N, Q] → [N, covariances] (`shared`, `per_class`; 1/σ² for Gaussian noise).
         """
         covariances, m, _ = self.root.shape
