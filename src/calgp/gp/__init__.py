@@ -8,7 +8,7 @@ from calgp.gp.inference import Batch, Bound, Model, Predictive, evaluating, pred
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
 from calgp.gp.laplace import LaplaceGP
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
-from calgp.gp.likelihoods import Latent, Likelihood, Softmax
+from calgp.gp.likelihoods import Latent, Likelihood, MixedSoftmax, Softmax
 from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, same_padding
 from calgp.gp.meanfield import GaussianNoise, MeanField, MeanFieldConv2d, MeanFieldFrequencies, MeanFieldLinear
 from calgp.gp.noise import Noise
@@ -19,8 +19,9 @@ from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
 __all__ = [
     "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "Convolution", "DeepGP", "Fixed",
     "Frequencies", "GaussianNoise", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask", "MaskedConv2d",
-    "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies", "MeanFieldLinear", "Model",
-    "Noise", "Posterior", "Predictive", "RandomFeatureGP", "Site", "Softmax", "Sorf", "SpectralBound", "Theta",
-    "Variational", "bound_filters", "draw_frequencies", "evaluating", "gaussian", "hadamard_transform",
-    "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding", "spectral_norm",
+    "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies", "MeanFieldLinear",
+    "MixedSoftmax", "Model", "Noise", "Posterior", "Predictive", "RandomFeatureGP", "Site", "Softmax", "Sorf",
+    "SpectralBound", "Theta", "Variational", "bound_filters", "draw_frequencies", "evaluating", "gaussian",
+    "hadamard_transform", "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
+    "spectral_norm",
 ]  # fmt: skip

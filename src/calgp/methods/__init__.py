@@ -5,6 +5,7 @@ from calgp.methods.cnn import Cnn
 from calgp.methods.cnn_gp import CnnGp
 from calgp.methods.laplace import CnnLaplace
 from calgp.methods.mean_field import MeanFieldGp
+from calgp.methods.svdkl import Svdkl
 
 METHODS: dict[str, Method] = {
     "cnn-gp-rf": CnnGp(frequencies="variational"),
@@ -14,7 +15,8 @@ METHODS: dict[str, Method] = {
     "cnn-gp-sorf-paper": CnnGp(frequencies="sorf", lengthscale=1.0),
     "cnn-gp-mf": MeanFieldGp(),
     "cnn-laplace": CnnLaplace(),
+    "svdkl": Svdkl(),
     "cnn": Cnn(),
 }
 
-__all__ = ["METHODS", "Cnn", "CnnGp", "CnnLaplace", "MeanFieldGp", "Method"]
+__all__ = ["METHODS", "Cnn", "CnnGp", "CnnLaplace", "MeanFieldGp", "Method", "Svdkl"]
