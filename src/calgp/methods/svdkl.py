@@ -83,9 +83,7 @@ class SvdklModel(Model):
         return self.features.stem(x)
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
-        c = self.reduction(self.features(h, noise))
-        with torch.autocast(c.device.type, enabled=False):  # half precision has no interpolation
-            mean, variance = self.processes(self.squash(c))
+        mean, variance = self.processes(self.squash(self.reduction(self.features(h, noise))))
         return Latent(mean.unsqueeze(0), variance.unsqueeze(0))
 
     def kl(self) -> Float[Tensor, ""]:
@@ -132,8 +130,8 @@ class GridProcesses(nn.Module):
     def forward(self, x: Float[Tensor, "N k"]) -> tuple[Float[Tensor, "N k"], Float[Tensor, "N k"]]:
         from linear_operator.utils.interpolation import left_interp
 
-        self._forget()
-        g = self.strategy(x.mT.unsqueeze(-1))  # k processes, N inputs of one dimension
+        with self._exact():
+            g = self.strategy(x.mT.unsqueeze(-1))  # k processes, N inputs of one dimension
         covariance = g.lazy_covariance_matrix  # V S Vᵀ, not yet computed
         # diag(V L Lᵀ Vᵀ) = Σ_j (V L)_j²: GPyTorch's own `variance` is the same, ten times as slow
         lower = covariance.base_linear_op.root.to_dense()
@@ -142,12 +140,13 @@ class GridProcesses(nn.Module):
 
     def kl(self) -> Float[Tensor, ""]:
         """Σ_k KL[q(u_k) ‖ p(u_k)]."""
-        self._forget()
-        return self.strategy.kl_divergence().sum()
+        with self._exact():
+            return self.strategy.kl_divergence().sum()
 
-    def _forget(self) -> None:
-        """GPyTorch keeps distributions from call to call: stale after a step or a load, and their graphs are gone."""
+    def _exact(self) -> torch.autocast:
+        """Around calls of GPyTorch: its cache is stale after a step or a load, and half precision is not enough."""
         _gpytorch().utils.memoize.clear_cache_hook(self.strategy)
+        return torch.autocast(self.strategy.inducing_points.device.type, enabled=False)
 
 
 class Prior(nn.Module):
