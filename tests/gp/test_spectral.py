@@ -38,8 +38,12 @@ def test_gradients_of_zero_and_of_equal_singular_values_are_finite(weight):
     assert weight.grad.isfinite().all()
 
 
-def test_half_precision_keeps_its_type():
+def test_half_precision_keeps_its_type_and_mixed_precision_the_norm():
     assert SpectralBound(0.5)(randn(4, 2, 3, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    weight = randn(4, 2, 3, 3, dtype=torch.float32)
+    exact = SpectralBound(0.5)(weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(SpectralBound(0.5)(weight), exact)
 
 
 @pytest.mark.parametrize("posterior", [Masking(), MeanField()], ids=["masks", "mean-field"])

@@ -28,9 +28,10 @@ class SpectralBound(nn.Module):
 
 def spectral_norm(matrix: Float[Tensor, "a b"]) -> Float[Tensor, ""]:
     """The largest singular value, by the smaller of the two Gram matrices."""
-    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))  # half precision has no eigenvalues
-    gram = matrix @ matrix.mT if matrix.shape[0] <= matrix.shape[1] else matrix.mT @ matrix
-    return torch.linalg.eigvalsh(gram)[-1].clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+    with torch.autocast(matrix.device.type, enabled=False):  # half precision has no eigenvalues
+        matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        gram = matrix @ matrix.mT if matrix.shape[0] <= matrix.shape[1] else matrix.mT @ matrix
+        return torch.linalg.eigvalsh(gram)[-1].clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
 
 
 def bound_filters(module: nn.Module, bound: float) -> None:

@@ -49,7 +49,9 @@ class MeanFieldGp(Method):
             if value not in known:
                 raise CalgpError(f"{name}={value!r} is not known here; it is one of {', '.join(known)}.")
         try:
-            MeanField(self.deviation), MeanField(self.deviation_filters), self._theta()
+            for deviation in (self.deviation, self.deviation_filters):
+                MeanField(deviation)
+            self._theta()
         except ValueError as error:
             raise CalgpError(f"{error}.") from None
 
