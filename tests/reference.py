@@ -230,3 +230,38 @@ def mask_element(seed, site, sample, row, element, *, size, keep, shared=False):
         bit = word >> (element % 64) & 1
         z = z | bit if digit == "1" else z & bit
     return z
+
+
+def gp_regression(k, k_new, k_new_new, y, noise):
+    """Mean and variance of a Gaussian process at new inputs, given y = f + N(0, noise)."""
+    inverse = np.linalg.inv(k + noise * np.eye(len(k)))
+    return k_new @ inverse @ y, np.diag(k_new_new - k_new @ inverse @ k_new.T)
+
+
+def laplace_variance(phi, curvature, phi_new):
+    """φ*ᵀ (I + Σ_i h_i φ_i φ_iᵀ)⁻¹ φ* for each row of phi_new."""
+    precision = np.eye(phi.shape[1])
+    for row, h in zip(phi, curvature, strict=True):
+        precision = precision + h * np.outer(row, row)
+    covariance = np.linalg.inv(precision)
+    return np.array([row @ covariance @ row for row in phi_new])
+
+
+def cubic_interpolation(x, grid):
+    """Keys's (1981) cubic convolution from an even grid to x: the matrix V, a double loop."""
+    v = np.zeros((len(x), len(grid)))
+    for i, place in enumerate((x - grid[0]) / (grid[1] - grid[0])):
+        for j in range(len(grid)):
+            s = abs(place - j)
+            if s < 1:
+                v[i, j] = 1.5 * s**3 - 2.5 * s**2 + 1
+            elif s < 2:
+                v[i, j] = -0.5 * s**3 + 2.5 * s**2 - 4 * s + 2
+    return v
+
+
+def gaussian_kl(mean, lower, prior):
+    """KL[N(mean, L Lᵀ) ‖ N(0, prior)]; the determinant of L Lᵀ by L's diagonal, for it may be near to singular."""
+    inverse = np.linalg.inv(prior)
+    log_dets = np.linalg.slogdet(prior)[1] - 2 * np.log(abs(np.diag(lower))).sum()
+    return 0.5 * (np.trace(inverse @ lower @ lower.T) + mean @ inverse @ mean - len(mean) + log_dets)

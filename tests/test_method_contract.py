@@ -99,7 +99,7 @@ def test_predictions_depend_on_the_seed_and_not_on_batches_or_memory(name):
     parts = predict(model, [(x[rows], rows) for rows in order.split(4)], samples=6, seed=1, memory=1).log_probs
     torch.testing.assert_close(parts, whole[order], rtol=0, atol=1e-5)
     same_for_all_seeds = torch.equal(whole, predict(model, x, samples=6, seed=2).log_probs)
-    assert same_for_all_seeds == (not model.sites())
+    assert same_for_all_seeds == (not model.sites() and model(x).variance is None)
 
 
 @every_method
@@ -121,7 +121,7 @@ def test_stem_and_sample_are_the_model(name):
     model.sites()
     noise = Noise(0, torch.arange(2), torch.arange(4))
     together = model(x, noise).mean
-    assert together.shape == (2 if model.sites() else 1, 4, 3)
+    assert together.shape[:2] == (2 if model.sites() else 1, 4)
     assert torch.equal(together, model.sample(model.stem(x), noise).mean)
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import reference
-from calgp.gp import Latent, Noise, Softmax
+from calgp.gp import Latent, MixedSoftmax, Noise, Softmax
 
 
 def latent(samples=4, n=5, classes=3, *, scale=1.0, dtype=torch.float64):
@@ -90,3 +90,31 @@ def test_a_variance_of_zero_is_a_point_and_passes_a_finite_gradient():
     torch.testing.assert_close(value, Softmax().expected_log_prob(Latent(mean), y))
     value.sum().backward()
     assert variance.grad.isfinite().all()
+
+
+def test_mixtures_of_points_are_the_softmax_of_their_product():
+    f = latent(classes=6)
+    likelihood = MixedSoftmax(6, 3, generator=torch.Generator().manual_seed(0)).double()
+    p = reference.softmax(f.mean.numpy() @ likelihood.mixing.detach().numpy())
+    np.testing.assert_allclose(likelihood.log_probs(f).exp().detach(), p, rtol=1e-12)
+    y = torch.tensor([0, 2, 1, 1, 0])
+    expected = [np.mean([np.log(p[s, i, y[i]]) for s in range(4)]) for i in range(5)]
+    np.testing.assert_allclose(likelihood.expected_log_prob(f, y).detach(), expected, rtol=1e-12)
+
+
+def test_mixtures_of_gaussians_are_integrated_as_by_quadrature():
+    """f₁ − f₀ = g (a₁ − a₀) is Gaussian with variance Σ v_k (a₁ − a₀)_k²: correlations of f count."""
+    f, y = gaussian_latent(classes=5), torch.tensor([0, 1, 1, 0])
+    likelihood = MixedSoftmax(5, 2, draws=40_000, generator=torch.Generator().manual_seed(0)).double()
+    a = likelihood.mixing.detach().numpy()
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    mean, deviation = f.mean[0].numpy() @ (a[:, 1] - a[:, 0]), np.sqrt(f.variance[0].numpy() @ (a[:, 1] - a[:, 0]) ** 2)
+    difference = mean[:, None] + deviation[:, None] * nodes
+    log_p1 = -np.logaddexp(0, -difference)
+    log_p = np.where(y[:, None].numpy() == 1, log_p1, log_p1 - difference)
+    weights = weights / weights.sum()
+    # as above: five errors of 40,000 draws
+    value = likelihood.expected_log_prob(f, y, keyed(4)).detach()
+    np.testing.assert_allclose(value, log_p @ weights, atol=0.05)
+    p1 = likelihood.log_probs(f, keyed(4)).exp().mean(0)[:, 1].detach()
+    np.testing.assert_allclose(p1, np.exp(log_p1) @ weights, atol=0.0125)

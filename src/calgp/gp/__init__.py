@@ -1,21 +1,28 @@
 """The paper's mathematics: plain modules and functions that need torch alone."""
 
-from calgp.gp.frequencies import FREQUENCIES, Fixed, Frequencies, Sorf, Variational, draw_frequencies
+from calgp.gp.frequencies import FREQUENCIES, Fixed, Sorf, Variational, draw_frequencies
 from calgp.gp.frequencies import gaussian as gaussian
 from calgp.gp.frequencies import orthogonal as orthogonal
 from calgp.gp.hadamard import hadamard_transform
 from calgp.gp.inference import Batch, Bound, Model, Predictive, evaluating, predict, predict_batches
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
+from calgp.gp.laplace import LaplaceGP
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
-from calgp.gp.likelihoods import Latent, Likelihood, Softmax
-from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, name_sites, same_padding
+from calgp.gp.likelihoods import Latent, Likelihood, MixedSoftmax, Softmax
+from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, same_padding
+from calgp.gp.meanfield import GaussianNoise, MeanField, MeanFieldConv2d, MeanFieldFrequencies, MeanFieldLinear
 from calgp.gp.mixture import Mixture
 from calgp.gp.noise import Noise
+from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
+from calgp.gp.sites import Site, name_sites
+from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
 
 __all__ = [
-    "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "DeepGP", "Fixed", "Frequencies",
-    "Kernel", "Latent", "Likelihood", "Mask", "MaskedConv2d", "MaskedLinear", "Masking", "Mixture", "Model", "Noise",
-    "Predictive", "RandomFeatureGP", "Softmax", "Sorf", "Theta", "Variational", "draw_frequencies", "evaluating",
-    "gaussian", "hadamard_transform", "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches",
-    "same_padding",
+    "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "Convolution", "DeepGP", "Fixed",
+    "Frequencies", "GaussianNoise", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask", "MaskedConv2d",
+    "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies", "MeanFieldLinear",
+    "MixedSoftmax", "Mixture", "Model", "Noise", "Posterior", "Predictive", "RandomFeatureGP", "Site", "Softmax",
+    "Sorf", "SpectralBound", "Theta", "Variational", "bound_filters", "draw_frequencies", "evaluating", "gaussian",
+    "hadamard_transform", "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
+    "spectral_norm",
 ]  # fmt: skip

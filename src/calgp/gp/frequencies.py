@@ -3,8 +3,6 @@
 p(ω) = N(0, Λ⁻¹) depends on ℓ, which belongs to the kernel; so ℓ is an argument here, not a copy.
 """
 
-from abc import ABC, abstractmethod
-
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
@@ -13,20 +11,9 @@ from torch.nn import functional as F
 from calgp.gp.hadamard import alternating_product
 from calgp.gp.masks import Mask, Masking
 from calgp.gp.noise import Noise
+from calgp.gp.posteriors import Frequencies, Posterior
 
 Generator = torch.Generator | None
-
-
-class Frequencies(nn.Module, ABC):
-    """Ω of shape d × N_RF."""
-
-    @abstractmethod
-    def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
-        """CΩ, [..., n_rf]; with an ℓ per output, [..., outputs, n_rf]."""
-
-    @abstractmethod
-    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
-        """KL[q(Ω) ‖ p(Ω | ℓ)] up to constants; 0 where Ω is drawn from its prior."""
 
 
 class Fixed(Frequencies):
@@ -124,7 +111,7 @@ FREQUENCIES = ("sorf", "gaussian", "orthogonal", "variational")
 
 
 def draw_frequencies(
-    kind: str, d: int, n_rf: int, *, lengthscale: float, masking: Masking, generator: Generator = None
+    kind: str, d: int, n_rf: int, *, lengthscale: float, masking: Posterior, generator: Generator = None
 ) -> Frequencies:
     """Ω by name. A variational Ω starts at a draw from its prior N(0, ℓ⁻²)."""
     match kind:
@@ -135,5 +122,5 @@ def draw_frequencies(
         case "orthogonal":
             return Fixed(orthogonal(d, n_rf, generator=generator))
         case "variational":
-            return Variational(gaussian(d, n_rf, generator=generator) / lengthscale, masking=masking)
+            return masking.frequencies(gaussian(d, n_rf, generator=generator), lengthscale)
     raise ValueError(f"frequencies are one of {', '.join(FREQUENCIES)}, not {kind!r}")

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from calgp.gp.likelihoods import Latent, Likelihood
-from calgp.gp.masks import Mask, name_sites
 from calgp.gp.noise import Noise
+from calgp.gp.sites import Site, name_sites
 
 Batch = tuple[Tensor, Tensor]  # images and their rows in the data set
 
@@ -39,8 +39,8 @@ class Model(nn.Module, ABC):
     def kl(self) -> Float[Tensor, ""]:
         """KL[q ‖ p] over all that is inferred, up to constants."""
 
-    def sites(self) -> dict[str, Mask]:
-        """Every place where a mask is drawn, by name; empty for a network without any."""
+    def sites(self) -> dict[str, Site]:
+        """Every place where noise is drawn, by name; empty for a network that is the same for all samples."""
         return name_sites(self)
 
 
@@ -192,7 +192,7 @@ def _predict_batch(
         noise = Noise(seed, torch.arange(first, last, device=x.device), rows)
         return model.likelihood.log_probs(model.sample(h, noise), noise)
 
-    size, chunk = len(x), samples  # a network without masks is the same for all samples
+    size, chunk = len(x), samples  # a network without sites is the same for all samples
     if model.sites():
         budget = MEMORY[x.device.type == "cpu"] if memory is None else memory
         fit = budget // _footprint(model, lambda: draw(0, 1, rows[:1], h[:1]))  # samples of a row

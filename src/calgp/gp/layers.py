@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from calgp.gp.frequencies import draw_frequencies
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
-from calgp.gp.masks import MaskedLinear, Masking
+from calgp.gp.masks import Masking
 from calgp.gp.noise import Noise
+from calgp.gp.posteriors import Posterior
 
 KERNELS = ("arc-cosine-0", "arc-cosine-1", "arc-cosine-2", "rbf")
 
@@ -28,8 +29,8 @@ class RandomFeatureGP(nn.Module):
         kernel: arc-cosine-0, arc-cosine-1, arc-cosine-2 or rbf.
         frequencies: sorf, gaussian, orthogonal or variational.
         theta: σ and ℓ, fixed unless `theta.learn`.
-        masking: z over the rows of W.
-        masking_omega: z over the rows of a variational Ω; None means as for W.
+        masking: what q(W) is: z over its rows (Masking), or a Gaussian (MeanField).
+        masking_omega: what q(Ω) is, if Ω is variational; None means as for W.
         generator: where Ω and the first M come from; None means torch's own.
     """
 
@@ -42,8 +43,8 @@ class RandomFeatureGP(nn.Module):
         kernel: str = "arc-cosine-1",
         frequencies: str = "sorf",
         theta: Theta = Theta(),
-        masking: Masking = Masking(),
-        masking_omega: Masking | None = None,
+        masking: Posterior = Masking(),
+        masking_omega: Posterior | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -66,13 +67,11 @@ class RandomFeatureGP(nn.Module):
             masking=masking if masking_omega is None else masking_omega,
             generator=generator,
         )
-        self.weights = MaskedLinear(self.kernel.features(n_rf), out_features, masking=masking, generator=generator)
+        self.weights = masking.linear(self.kernel.features(n_rf), out_features, generator=generator)
 
     def forward(self, c: Tensor, noise: Noise | None = None) -> Tensor:
         phi = self.phi(c, noise)
-        if self.per_output:  # f_q = Φ_q w_q: each function has its own features, all share the mask
-            return (self.weights.mask(phi, noise) * self.weights.weight.mT).sum(-1)
-        return self.weights(phi, noise)  # F = ΦW
+        return self.weights.per_output(phi, noise) if self.per_output else self.weights(phi, noise)  # F = ΦW
 
     def phi(self, c: Tensor, noise: Noise | None = None) -> Tensor:
         """Φ, Eq. (5) or (12)."""

@@ -63,3 +63,24 @@ class Softmax(Likelihood):
         f = latent.points(self.draws, noise)
         # half precision would round a probability of 0.998 to 1
         return f.to(torch.promote_types(f.dtype, torch.float32)).log_softmax(-1)
+
+
+class MixedSoftmax(Likelihood):
+    """p(y = q | g) = softmax(g A)_q: the classes are learned mixtures of independent functions g, as many as may be."""
+
+    def __init__(
+        self, functions: int, classes: int, draws: int = 16, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.mixing = nn.Parameter(torch.randn(functions, classes, generator=generator) / functions**0.5)  # A
+        self.softmax = Softmax(draws)
+
+    def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"], noise: Noise | None = None) -> Float[Tensor, "N"]:
+        return self.softmax.expected_log_prob(self._mixed(latent, noise), y)
+
+    def log_probs(self, latent: Latent, noise: Noise | None = None) -> Float[Tensor, "S N Q"]:
+        return self.softmax.log_probs(self._mixed(latent, noise))
+
+    def _mixed(self, latent: Latent, noise: Noise | None) -> Latent:
+        """Points of f; a Gaussian g is drawn before it is mixed, since its mixtures are correlated."""
+        return Latent(latent.points(self.softmax.draws, noise) @ self.mixing)

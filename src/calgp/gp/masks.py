@@ -8,13 +8,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.gp.noise import Noise, bernoulli, binary_digits, site_key
+from calgp.gp.noise import Noise, bernoulli, binary_digits
+from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
+from calgp.gp.sites import Site
 
 Granularity = Literal["element", "channel", "shared"]
 
 
 @dataclass(frozen=True)
-class Masking:
+class Masking(Posterior):
     """How z is drawn over the inputs of a layer.
 
     keep: π, the probability that z = 1. With 1 there is no mask.
@@ -39,6 +41,35 @@ class Masking:
     def kl(self, weight: Tensor) -> Float[Tensor, ""]:
         """KL[q(W) ‖ N(0, 1)] up to constants, Eq. (8): π/2 ‖M‖², inverted 1/(2π) ‖M'‖², without a mask ½ ‖M‖²."""
         return (1 / self.keep if self.inverted else self.keep) * half_norm(weight)
+
+    def linear(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+    ) -> "MaskedLinear":
+        return MaskedLinear(in_features, out_features, masking=self, bias=bias, std=std, generator=generator)
+
+    def convolution(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        bias: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> "MaskedConv2d":
+        sizes = (in_channels, out_channels, kernel_size)
+        return MaskedConv2d(*sizes, stride=stride, masking=self, bias=bias, generator=generator)
+
+    def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> Frequencies:
+        from calgp.gp.frequencies import Variational  # which has masks itself
+
+        return Variational(epsilon / lengthscale, masking=self)
 
 
 UNMASKED = Masking(keep=1.0)
@@ -69,11 +100,11 @@ class _HalfNorm(torch.autograd.Function):
         return gradients[0] * weight
 
 
-class Mask(nn.Module):
+class Mask(Site):
     """Multiplies its input by z. Always on: there is no evaluation mode in which W stops being random.
 
     The first mask that a batch meets turns its N rows into S · N, sample by sample: what comes before is the same for
-    all samples and is computed once. `site` is its name in the model (`name_sites`) and part of the key of its noise.
+    all samples and is computed once.
     """
 
     def __init__(self, masking: Masking, *, image: bool = False) -> None:
@@ -81,7 +112,10 @@ class Mask(nn.Module):
         self.masking, self.image = masking, image
         # here and not on each call: torch.compile may take a number such as `keep` for a variable, but not digits
         self.digits = binary_digits(masking.keep) if masking.active else ()
-        self.site: int | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.masking.active
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
         if not self.masking.active:
@@ -94,15 +128,13 @@ class Mask(nn.Module):
 
         The result has the axes S, N (1 if z is shared) and those of h but the first, 1 where z does not vary.
         """
-        if noise is not None and self.site is None:
-            raise RuntimeError("This mask has no site yet: call calgp.gp.name_sites(model) before using keyed noise.")
         rows = len(h) if noise is None else len(noise.rows)
         granularity = self.masking.granularity
         pixels = h.shape[2:] if self.image and granularity == "element" else (1,) * (h.dim() - 2)
         channels = h.shape[1] if self.image else h.shape[-1]
         size = channels * torch.Size(pixels).numel()
         shared = granularity == "shared"
-        z = bernoulli(noise, self.site or 0, size, digits=self.digits, rows=rows, shared=shared, like=h)
+        z = bernoulli(noise, self.key(noise), size, digits=self.digits, rows=rows, shared=shared, like=h)
         z = z.unflatten(-1, (*pixels, channels))
         z = z.movedim(-1, 2) if self.image else z
         return z / self.masking.keep if self.masking.inverted else z
@@ -111,15 +143,7 @@ class Mask(nn.Module):
         return f"keep={self.masking.keep}, {self.masking.granularity}" + ", inverted" * self.masking.inverted
 
 
-def name_sites(module: nn.Module) -> dict[str, Mask]:
-    """Every place where a mask is drawn, by its name in the module; gives each the key of its noise."""
-    sites = {name: m for name, m in module.named_modules() if isinstance(m, Mask) and m.masking.active}
-    for name, mask in sites.items():
-        mask.site = site_key(name)
-    return sites
-
-
-class MaskedLinear(nn.Module):
+class MaskedLinear(Linear):
     """h ↦ h W + b with W = diag(z) M, M of shape in × out: z switches inputs, which are rows of W."""
 
     def __init__(
@@ -141,12 +165,16 @@ class MaskedLinear(nn.Module):
         f = self.mask(h, noise) @ self.weight
         return f if self.bias is None else f + self.bias
 
+    def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
+        f = (self.mask(h, noise) * self.weight.mT).sum(-1)  # all outputs share the mask
+        return f if self.bias is None else f + self.bias
+
     def kl(self) -> Float[Tensor, ""]:
         cost = self.mask.masking.kl(self.weight)
         return cost if self.bias is None else cost + half_norm(self.bias)
 
 
-class MaskedConv2d(nn.Module):
+class MaskedConv2d(Convolution):
     """Convolution with filters Ψ = diag(z) M; TensorFlow's SAME padding, as in the published experiments."""
 
     def __init__(
@@ -170,10 +198,7 @@ class MaskedConv2d(nn.Module):
     def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
         if self._recombines(h, noise):
             return self._recombined(h, noise)
-        h = self.mask(h, noise)
-        if self.stride == 1 and self.kernel_size % 2:  # the same on both sides: the convolution pads without a copy
-            return F.conv2d(h, self.weight, self.bias, padding=self.kernel_size // 2)
-        return F.conv2d(same_padding(h, self.kernel_size, self.stride), self.weight, self.bias, self.stride)
+        return same_convolution(self.mask(h, noise), self.weight, self.bias, self.stride)
 
     def _recombines(self, h: Tensor, noise: Noise | None) -> bool:
         """Whether many samples are predicted from an input that is still the same for all, and z is per channel."""
@@ -204,6 +229,16 @@ class MaskedConv2d(nn.Module):
     def kl(self) -> Float[Tensor, ""]:
         cost = self.mask.masking.kl(self.weight)
         return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+def same_convolution(
+    h: Float[Tensor, "B C H W"], weight: Float[Tensor, "D C K K"], bias: Float[Tensor, "D"] | None, stride: int
+) -> Float[Tensor, "B D H2 W2"]:
+    """Convolution with SAME padding."""
+    kernel_size = weight.shape[-1]
+    if stride == 1 and kernel_size % 2:  # the same on both sides: the convolution pads without a copy
+        return F.conv2d(h, weight, bias, padding=kernel_size // 2)
+    return F.conv2d(same_padding(h, kernel_size, stride), weight, bias, stride)
 
 
 def same_padding(h: Float[Tensor, "B C H W"], kernel_size: int, stride: int) -> Float[Tensor, "B C H2 W2"]:

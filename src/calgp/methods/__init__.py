@@ -3,6 +3,9 @@
 from calgp.methods.base import Method
 from calgp.methods.cnn import Cnn, CnnMcd
 from calgp.methods.cnn_gp import CnnGp
+from calgp.methods.laplace import CnnLaplace
+from calgp.methods.mean_field import MeanFieldGp
+from calgp.methods.svdkl import Svdkl
 
 METHODS: dict[str, Method] = {
     "cnn-gp-rf": CnnGp(frequencies="variational"),
@@ -10,9 +13,12 @@ METHODS: dict[str, Method] = {
     "cnn-dgp": CnnGp(frequencies="sorf", depth=2, width=64),
     "cnn-gp-rf-paper": CnnGp(frequencies="variational", lengthscale=1.0),
     "cnn-gp-sorf-paper": CnnGp(frequencies="sorf", lengthscale=1.0),
+    "cnn-gp-mf": MeanFieldGp(),
+    "cnn-laplace": CnnLaplace(),
+    "svdkl": Svdkl(),
     "cnn": Cnn(),
     "cnn-cal": Cnn(calibrator="temperature"),
     "cnn-mcd": CnnMcd(),
 }
 
-__all__ = ["METHODS", "Cnn", "CnnGp", "CnnMcd", "Method"]
+__all__ = ["METHODS", "Cnn", "CnnGp", "CnnLaplace", "CnnMcd", "MeanFieldGp", "Method", "Svdkl"]

@@ -72,25 +72,21 @@ class CnnGp(Method):
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnGpModel":
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)
-        d = features.out_features
-        width = d if self.width is None else self.width
-        layers = []
-        for layer in range(self.depth):
-            inputs = d if layer == 0 else width + d
-            last = layer == self.depth - 1
-            layers.append(
-                RandomFeatureGP(
-                    inputs,
-                    task.classes if last else width,
-                    n_rf=self.ratio * inputs if self.n_rf is None else self.n_rf,
-                    kernel=self.kernel,
-                    frequencies=self.frequencies,
-                    theta=self._theta(task.classes if last and self.per_output else None),
-                    masking=self._masking(self.keep),
-                    masking_omega=self._masking(self.keep_omega),
-                    generator=generator,
-                )
+        sizes = layer_sizes(features.out_features, task.classes, depth=self.depth, width=self.width)
+        layers = [
+            RandomFeatureGP(
+                inputs,
+                outputs,
+                n_rf=self.ratio * inputs if self.n_rf is None else self.n_rf,
+                kernel=self.kernel,
+                frequencies=self.frequencies,
+                theta=self._theta(outputs if layer == self.depth and self.per_output else None),
+                masking=self._masking(self.keep),
+                masking_omega=self._masking(self.keep_omega),
+                generator=generator,
             )
+            for layer, (inputs, outputs) in enumerate(sizes, 1)
+        ]
         return CnnGpModel(features, DeepGP(layers))
 
     def _masking(self, keep: float) -> Masking:
@@ -104,6 +100,12 @@ class CnnGp(Method):
             return Theta(self.lengthscale, self.sigma, self.ard, outputs, self.learn_theta)
         except ValueError as error:
             raise CalgpError(f"{error}.") from None
+
+
+def layer_sizes(d: int, classes: int, *, depth: int, width: int | None) -> list[tuple[int, int]]:
+    """Inputs and outputs of each layer of a deep GP: the features are fed to all; a hidden width of None means d."""
+    hidden = d if width is None else width
+    return [(d if layer == 0 else hidden + d, hidden if layer < depth - 1 else classes) for layer in range(depth)]
 
 
 class CnnGpModel(Model):

@@ -1,5 +1,6 @@
 """What every convolutional network is to the rest: c(x | Ψ) in two halves, and what its filters cost."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -7,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp import Masking, Noise
+from calgp.errors import CalgpError
+from calgp.gp import Noise, Posterior, bound_filters
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Backbone(ABC):
     hidden: tuple[int, ...]  # widths of the fully connected layers with which the plain CNN continues
 
     @abstractmethod
-    def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> Features:
-        """The network, with masks in front of all convolutions that should have them."""
+    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> Features:
+        """The network; `masking` is the q (masks, or Gaussians) of all convolutions that should have one."""
 
 
 def canvas(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]:
@@ -57,3 +59,17 @@ def canvas(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]
     height, width = max(size - x.shape[2], 0), max(size - x.shape[3], 0)
     x = nn.functional.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+
+
+def check_spectral(bound: float | None) -> None:
+    """Refuse what cannot bound a norm."""
+    if bound is not None and not 0 < bound < math.inf:
+        raise CalgpError(
+            f"spectral={bound} cannot bound a norm; it must be positive and finite, such as 0.95, or None."
+        )
+
+
+def bound_spectrum(features: nn.Module, bound: float | None) -> None:
+    """Bounds the filters, where the network should; after they have their first values."""
+    if bound is not None:
+        bound_filters(features, bound)

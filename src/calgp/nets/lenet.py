@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.errors import CalgpError
-from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise, same_padding
-from calgp.nets.base import Backbone, Features, Task, canvas
+from calgp.gp import UNMASKED, Convolution, Noise, Posterior, same_padding
+from calgp.nets.base import Backbone, Features, Task, bound_spectrum, canvas, check_spectral
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class LeNet(Backbone):
     pool: 2 (windows of 2 × 2, MNIST) or 3 (overlapping windows of 3 × 3, CIFAR); the stride is 2.
     normalise: local response normalisation (CIFAR): after the first pooling, before the others.
     mask_first: mask the image too ("for all parameters", as the paper's text has it; its code does not).
+    spectral: a bound on the spectral norm of each convolution's filters (SNGP); None means none.
     """
 
     channels: tuple[int, ...] = (32, 64)
@@ -27,6 +28,7 @@ class LeNet(Backbone):
     normalise: bool = False
     hidden: tuple[int, ...] = (1024,)
     mask_first: bool = False
+    spectral: float | None = None
 
     def __post_init__(self) -> None:
         if not self.channels or min(self.channels) < 1 or self.pool not in (2, 3) or min((1, *self.hidden)) < 1:
@@ -35,20 +37,22 @@ class LeNet(Backbone):
                 f"channels={self.channels}, hidden={self.hidden}, pool={self.pool}."
             )
 
-    def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
+        check_spectral(self.spectral)
+
+    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
         return LeNetFeatures(self, task, masking, generator)
 
 
 class LeNetFeatures(Features):
     """The network that a `LeNet` describes."""
 
-    def __init__(self, spec: LeNet, task: Task, masking: Masking, generator: torch.Generator | None) -> None:
+    def __init__(self, spec: LeNet, task: Task, masking: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
         self.spec = spec
         maskings = [masking if spec.mask_first else UNMASKED] + [masking] * (len(spec.channels) - 1)
         widths = (task.channels, *spec.channels)
-        self.convolutions: list[MaskedConv2d] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            MaskedConv2d(before, after, 5, masking=m, generator=generator)
+        self.convolutions: list[Convolution] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            m.convolution(before, after, 5, generator=generator)
             for before, after, m in zip(widths, widths[1:], maskings, strict=False)
         )
         sides = [max(side, 32) for side in (task.height, task.width)]
@@ -57,6 +61,7 @@ class LeNetFeatures(Features):
         self.out_features = spec.channels[-1] * sides[0] * sides[1]
         # size, α, β, k of TensorFlow's lrn(depth_radius=4, alpha=0.001/9, beta=0.75); torch divides α by the size
         self.response_norm = nn.LocalResponseNorm(9, 0.001, 0.75, 1.0) if spec.normalise else nn.Identity()
+        bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
         h = canvas(x, 32)

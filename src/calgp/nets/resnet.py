@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.errors import CalgpError
-from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise
-from calgp.nets.base import Backbone, Features, Task, canvas
+from calgp.gp import UNMASKED, Convolution, Noise, Posterior
+from calgp.nets.base import Backbone, Features, Task, bound_spectrum, canvas, check_spectral
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class ResNet(Backbone):
     widths: channels of the stages.
     pad_to: images smaller than this are padded with zeros (MNIST, figure 4).
     mask_first: mask the image too.
+    spectral: a bound on the spectral norm of each convolution's filters (SNGP); None means none.
     """
 
     n: int = 5
@@ -27,6 +28,7 @@ class ResNet(Backbone):
     pad_to: int = 32
     hidden: tuple[int, ...] = ()
     mask_first: bool = False
+    spectral: float | None = None
 
     def __post_init__(self) -> None:
         if self.n < 1 or not self.widths or min((*self.widths, *self.hidden)) < 1:
@@ -35,20 +37,21 @@ class ResNet(Backbone):
                 f"hidden={self.hidden}."
             )
 
-    def build(self, task: Task, masking: Masking, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
+        check_spectral(self.spectral)
+
+    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
         return ResNetFeatures(self, task, masking, generator)
 
 
 class ResNetFeatures(Features):
     """The network that a `ResNet` describes. Prediction uses running batch-norm statistics and never changes them."""
 
-    def __init__(self, spec: ResNet, task: Task, masking: Masking, generator: torch.Generator | None) -> None:
+    def __init__(self, spec: ResNet, task: Task, masking: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
         self.spec = spec
         first = spec.widths[0]
-        self.first = MaskedConv2d(
-            task.channels, first, 3, masking=masking if spec.mask_first else UNMASKED, bias=False, generator=generator
-        )
+        first_masking = masking if spec.mask_first else UNMASKED
+        self.first = first_masking.convolution(task.channels, first, 3, bias=False, generator=generator)
         self.first_norm = batch_norm(first)
         blocks = []
         for stage, (before, width) in enumerate(zip((first, *spec.widths), spec.widths, strict=False)):
@@ -68,8 +71,9 @@ class ResNetFeatures(Features):
         self.last_norm = batch_norm(spec.widths[-1])
         self.out_features = spec.widths[-1]
         for module in self.modules():
-            if isinstance(module, MaskedConv2d):
+            if isinstance(module, Convolution):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
+        bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
         h = canvas(x, self.spec.pad_to)
@@ -83,7 +87,7 @@ class ResNetFeatures(Features):
         return self.last_norm(h).relu().mean((2, 3))
 
     def kl(self) -> Float[Tensor, ""]:
-        return torch.stack([m.kl() for m in self.modules() if isinstance(m, MaskedConv2d)]).sum()
+        return torch.stack([m.kl() for m in self.modules() if isinstance(m, Convolution)]).sum()
 
     def _first(self, h: Tensor, noise: Noise | None) -> Tensor:
         return self.first_norm(self.first(h, noise)).relu()
@@ -99,17 +103,15 @@ class Block(nn.Module):
         *,
         stride: int,
         activated: bool,
-        masking: Masking,
+        masking: Posterior,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         self.stride, self.widening = stride, width - before
         self.norm1 = None if activated else batch_norm(before)
-        self.convolution1 = MaskedConv2d(
-            before, width, 3, stride=stride, masking=masking, bias=False, generator=generator
-        )
+        self.convolution1 = masking.convolution(before, width, 3, stride=stride, bias=False, generator=generator)
         self.norm2 = batch_norm(width)
-        self.convolution2 = MaskedConv2d(width, width, 3, masking=masking, bias=False, generator=generator)
+        self.convolution2 = masking.convolution(width, width, 3, bias=False, generator=generator)
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         h = x if self.norm1 is None else self.norm1(x).relu()

@@ -1,0 +1,169 @@
+"""Mean-field Gaussian weights, the classical alternative to masks: q(W) = Π N(W_ij; M_ij, σ_ij²), with its exact KL.
+
+Noise is drawn where it is cheapest, at the outputs (local reparameterisation, Kingma et al. 2015): given h, the outputs
+of a linear layer are Gaussian with mean h M and variance h² σ². So every example has its own draw of W, and in a
+convolution every pixel too: its outputs have the right means and variances, and not the covariances between pixels.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from calgp.gp.likelihoods import TINY
+from calgp.gp.masks import half_norm, same_convolution, truncated_normal
+from calgp.gp.noise import Noise, normal
+from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
+from calgp.gp.sites import Site
+
+
+@dataclass(frozen=True)
+class MeanField(Posterior):
+    """q(W_ij) = N(M_ij, σ_ij²). Biases are points with a N(0, 1) prior.
+
+    deviation: σ to start with, in units of the prior's: 1 starts as uncertain as the prior.
+    """
+
+    deviation: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deviation < math.inf:
+            raise ValueError(f"{self}: deviation must be positive and finite")
+
+    def linear(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+    ) -> "MeanFieldLinear":
+        sizes = (in_features, out_features)
+        return MeanFieldLinear(*sizes, deviation=self.deviation, bias=bias, std=std, generator=generator)
+
+    def convolution(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        bias: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> "MeanFieldConv2d":
+        sizes = (in_channels, out_channels, kernel_size)
+        return MeanFieldConv2d(*sizes, stride=stride, deviation=self.deviation, bias=bias, generator=generator)
+
+    def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> "MeanFieldFrequencies":
+        return MeanFieldFrequencies(epsilon / lengthscale, deviation=self.deviation / lengthscale)
+
+
+def gaussian_kl(mean: Tensor, log_deviation: Tensor) -> Float[Tensor, ""]:
+    """KL[Π N(m, s²) ‖ N(0, 1)] = Σ ½ (m² + s² − 1) − log s."""
+    return half_norm(mean) + half_norm(log_deviation.exp()) - mean.numel() / 2 - log_deviation.sum()
+
+
+class GaussianNoise(Site):
+    """Draws from Gaussians that are independent for each row and element: mean + √variance · ε."""
+
+    @property
+    def active(self) -> bool:
+        return True
+
+    def forward(self, mean: Tensor, variance: Tensor, noise: Noise | None = None) -> Tensor:
+        rows = len(mean) if noise is None else len(noise.rows)
+        channels, *pixels = mean.shape[1:]
+        epsilon = normal(noise, self.key(noise), mean[0].numel(), rows=rows, like=mean)  # [S, N, …]
+        epsilon = epsilon.unflatten(-1, (*pixels, channels)).movedim(-1, 2)  # drawn channels last
+        deviation = variance.clamp_min(TINY).sqrt()  # a patch of zeros has no variance, and the root no gradient there
+        mean, deviation = mean.unflatten(0, (-1, rows)), deviation.unflatten(0, (-1, rows))
+        return (mean + deviation * epsilon).flatten(0, 1)
+
+
+class MeanFieldLinear(Linear):
+    """h ↦ h W + b, q(W) Gaussian."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        deviation: float = 0.1,
+        bias: bool = False,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.draw = GaussianNoise()
+        self.weight = nn.Parameter(truncated_normal((in_features, out_features), std, generator))
+        self.log_deviation = nn.Parameter(torch.full((in_features, out_features), math.log(deviation)))
+        self.bias = nn.Parameter(truncated_normal((out_features,), std, generator)) if bias else None
+
+    def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean h M + b and variance h² σ² of each output, given h; the outputs are independent."""
+        mean, variance = h @ self.weight, h.square() @ (2 * self.log_deviation).exp()
+        return mean if self.bias is None else mean + self.bias, variance
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
+        return self.draw(*self.moments(h), noise)
+
+    def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
+        mean = (h * self.weight.mT).sum(-1)
+        variance = (h.square() * (2 * self.log_deviation).exp().mT).sum(-1)
+        return self.draw(mean if self.bias is None else mean + self.bias, variance, noise)
+
+    def kl(self) -> Float[Tensor, ""]:
+        cost = gaussian_kl(self.weight, self.log_deviation)
+        return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+class MeanFieldConv2d(Convolution):
+    """Convolution with Gaussian filters; TensorFlow's SAME padding."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        deviation: float = 0.1,
+        bias: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.draw, self.stride = GaussianNoise(), stride
+        shape = (out_channels, in_channels, kernel_size, kernel_size)
+        self.weight = nn.Parameter(truncated_normal(shape, 0.1, generator))
+        self.log_deviation = nn.Parameter(torch.full(shape, math.log(deviation)))
+        self.bias = nn.Parameter(truncated_normal((out_channels,), 0.1, generator)) if bias else None
+
+    def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
+        mean = same_convolution(h, self.weight, self.bias, self.stride)
+        variance = same_convolution(h.square(), (2 * self.log_deviation).exp(), None, self.stride)
+        return self.draw(mean, variance, noise)
+
+    def kl(self) -> Float[Tensor, ""]:
+        cost = gaussian_kl(self.weight, self.log_deviation)
+        return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+class MeanFieldFrequencies(Frequencies):
+    """Ω inferred, q(Ω) Gaussian (Cutajar et al. 2017)."""
+
+    def __init__(self, start: Float[Tensor, "d n_rf"], *, deviation: float) -> None:
+        super().__init__()
+        self.draw = GaussianNoise()
+        self.weight = nn.Parameter(start)
+        self.log_deviation = nn.Parameter(torch.full_like(start, math.log(deviation)))
+
+    def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
+        return self.draw(c @ self.weight, c.square() @ (2 * self.log_deviation).exp(), noise)
+
+    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
+        # against p(ω_i) = N(0, ℓ_i⁻²): that of ℓ_i ω_i against N(0, 1)
+        scale = lengthscale.unsqueeze(-1)
+        return gaussian_kl(scale * self.weight, self.log_deviation + scale.log())

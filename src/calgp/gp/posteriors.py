@@ -1,0 +1,86 @@
+"""What a posterior over weights is to the layers: how they are made, and what they cost."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from calgp.gp.noise import Noise
+
+
+class Linear(nn.Module, ABC):
+    """h ↦ h W + b, W inferred."""
+
+    weight: nn.Parameter  # in × out
+
+    @abstractmethod
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
+        """h W + b for a draw of W."""
+
+    @abstractmethod
+    def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
+        """f_q = h_q w_q: each output has its own inputs."""
+
+    @abstractmethod
+    def kl(self) -> Float[Tensor, ""]:
+        """KL[q(W) ‖ N(0, 1)], up to constants."""
+
+
+class Convolution(nn.Module, ABC):
+    """Filters Ψ, inferred."""
+
+    weight: nn.Parameter  # out × in × height × width
+
+    @abstractmethod
+    def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
+        """The convolution with a draw of Ψ."""
+
+    @abstractmethod
+    def kl(self) -> Float[Tensor, ""]:
+        """KL[q(Ψ) ‖ N(0, 1)], up to constants."""
+
+
+class Frequencies(nn.Module, ABC):
+    """Ω of shape d × N_RF."""
+
+    @abstractmethod
+    def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
+        """CΩ, [..., n_rf]; with an ℓ per output, [..., outputs, n_rf]."""
+
+    @abstractmethod
+    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
+        """KL[q(Ω) ‖ p(Ω | ℓ)] up to constants; 0 where Ω is drawn from its prior."""
+
+
+class Posterior(ABC):
+    """The family of q: masks, or Gaussians."""
+
+    @abstractmethod
+    def linear(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+    ) -> Linear:
+        """A linear layer with such weights."""
+
+    @abstractmethod
+    def convolution(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        bias: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Convolution:
+        """A convolution with such filters."""
+
+    @abstractmethod
+    def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> Frequencies:
+        """Ω inferred, starting at the draw ε / ℓ from its prior."""

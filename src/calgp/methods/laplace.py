@@ -1,0 +1,121 @@
+"""A single pass on the same random features: W at its mode, with a Gaussian around it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from calgp.data import Images
+from calgp.errors import CalgpError
+from calgp.gp import KERNELS, UNMASKED, LaplaceGP, Latent, Model, Noise, RandomFeatureGP, Softmax, Theta, evaluating
+from calgp.gp.laplace import constant_one, mean_field_logits, per_class, shared
+from calgp.methods.base import Method
+from calgp.nets import Backbone, Features, Task
+
+CURVATURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "shared": shared,
+    "per-class": per_class,
+    "gaussian": constant_one,
+}
+LARGEST = 4 * 2**30  # bytes of precision matrices, in double precision
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class CnnLaplace(Method):
+    """Convolutional features and random features at their mode; after training, Laplace's Gaussian over W.
+
+    frequencies: sorf, gaussian or orthogonal (Ω drawn once).
+    kernel: arc-cosine-1, arc-cosine-2, rbf.
+    n_rf: frequencies; Σ has as many rows (for rbf twice as many), and costs their square in memory.
+    covariance: shared (one Σ for all classes, by the curvature p̂(1 − p̂)), per-class (each its own, p_q(1 − p_q)),
+        gaussian (one, by the curvature 1: SNGP's published code).
+    predictive: draws (of the Gaussian f) or mean-field (one point, f / sqrt(1 + π/8 · v)).
+    lengthscale, sigma, learn_theta, ard: as in `CnnGp`.
+    """
+
+    summary: ClassVar[str] = "the same random features in a single pass, with Laplace's Gaussian over the last layer"
+
+    frequencies: Literal["sorf", "gaussian", "orthogonal"] = "sorf"
+    kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = "arc-cosine-1"
+    n_rf: int = 1024
+    lengthscale: float | None = None
+    sigma: float = 1.0
+    learn_theta: bool = False
+    ard: bool = False
+    covariance: Literal["shared", "per-class", "gaussian"] = "shared"
+    predictive: Literal["draws", "mean-field"] = "draws"
+
+    def __post_init__(self) -> None:
+        if self.n_rf < 1:
+            raise CalgpError(f"n_rf={self.n_rf} cannot be; it must be at least 1.")
+        known = {
+            "frequencies": ("sorf", "gaussian", "orthogonal"),
+            "kernel": KERNELS[1:],
+            "covariance": tuple(CURVATURES),
+            "predictive": ("draws", "mean-field"),
+        }
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise CalgpError(f"{name}={getattr(self, name)!r} is not known here; it is one of {', '.join(values)}.")
+        try:
+            self._theta()
+        except ValueError as error:
+            raise CalgpError(f"{error}.") from None
+
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "LaplaceModel":
+        covariances = task.classes if self.covariance == "per-class" else 1
+        rows = self.n_rf * (2 if self.kernel == "rbf" else 1)
+        if (size := 8 * covariances * rows**2) > LARGEST:
+            raise CalgpError(
+                f"covariance={self.covariance!r} with n_rf={self.n_rf} and {task.classes} classes needs "
+                f"{size / 2**30:.0f} GB; use covariance='shared' or fewer frequencies."
+            )
+        features = backbone.build(task, UNMASKED, generator=generator)
+        process = RandomFeatureGP(
+            features.out_features,
+            task.classes,
+            n_rf=self.n_rf,
+            kernel=self.kernel,
+            frequencies=self.frequencies,
+            theta=self._theta(),
+            masking=UNMASKED,
+            generator=generator,
+        )
+        return LaplaceModel(features, LaplaceGP(process, covariances=covariances), points=self.predictive != "draws")
+
+    def finish(self, model: Model, train: Images) -> None:
+        model = cast(LaplaceModel, model)
+        with evaluating(model), torch.no_grad():
+            model.gp.fit(_features(model, train), CURVATURES[self.covariance])
+
+    def _theta(self) -> Theta:
+        return Theta(self.lengthscale, self.sigma, self.ard, None, self.learn_theta)
+
+
+class LaplaceModel(Model):
+    """f(x) = GP(c(x | Ψ)): a point while it is trained, a Gaussian afterwards."""
+
+    def __init__(self, features: Features, gp: LaplaceGP, *, points: bool) -> None:
+        super().__init__()
+        self.features, self.gp, self.likelihood, self.points = features, gp, Softmax(), points
+
+    def stem(self, x: Tensor) -> Tensor:
+        return self.features.stem(x)
+
+    def sample(self, h: Tensor, noise: Noise | None) -> Latent:
+        latent = self.gp(self.features(h, noise))
+        return mean_field_logits(latent) if self.points else latent
+
+    def kl(self) -> Float[Tensor, ""]:
+        return self.features.kl() + self.gp.kl()
+
+
+def _features(model: LaplaceModel, images: Images) -> Iterator[Tensor]:
+    parameter = next(model.parameters())
+    for first in range(0, len(images), BATCH):
+        x = images.pixels(slice(first, first + BATCH)).to(parameter)
+        yield model.features(model.stem(x))

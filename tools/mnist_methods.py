@@ -1,0 +1,161 @@
+"""All methods on MNIST with LeNet: run what is missing, two at a time, and make the table of docs/results.md.
+
+    python tools/mnist_methods.py choose WORK    the learning rates, on a hold-out of the training images
+    python tools/mnist_methods.py run WORK       train and evaluate; what has been done is not done again
+    python tools/mnist_methods.py table          the table, from results/mnist-methods
+
+Weights stay in WORK; run.json, scores, logs and times go to results/mnist-methods, so that the table can grow over days
+and machines. CALGP_DATA names the folder with MNIST's files.
+"""
+
+import json
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+RESULTS, PAGE = Path("results/mnist-methods"), Path("docs/results.md")
+STEPS = {1000: 1000, 10_000: 2000, 60_000: 5000}  # one budget a size, for all methods
+SEEDS = {1000: (0, 1), 10_000: (0, 1), 60_000: (0,)}
+RATES = ("1e-3", "3e-3", "6e-3")
+
+# name → method, options, learning rate (chosen by `choose`, whose numbers are in results/mnist-methods/rates.json)
+METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "CNN": ("cnn", {}, "1e-3"),
+    "CNN+CAL": ("cnn-cal", {}, "1e-3"),
+    "CNN+MCD": ("cnn-mcd", {}, "3e-3"),
+    "CNN+GP(RF)": ("cnn-gp-rf-paper", {"n_rf": 1024, "keep_omega": 0.9}, "6e-3"),
+    "CNN+GP(SORF)": ("cnn-gp-sorf-paper", {}, "6e-3"),
+    "GPDNN": ("gpdnn", {}, "1e-3"),
+    "GPDNN+MCD": ("gpdnn-mcd", {}, "3e-3"),
+    "SVDKL": ("svdkl", {}, "1e-3"),
+    "CNN+Laplace": ("cnn-laplace", {"lengthscale": 1.0}, "1e-3"),
+    "CNN+GP mean-field": ("cnn-gp-mf", {"lengthscale": 1.0}, "3e-3"),
+}
+
+
+def arguments(name: str, size: int, seed: int, rate: str, steps: int) -> list[str]:
+    method, options, _ = METHODS[name]
+    given = ["--source", "mnist", "--method", method, "--backbone", "lenet", "--steps", str(steps), "--seed", str(seed)]
+    given += ["--lr", rate, "--schedule", "one-cycle", "--threads", "1"]
+    given += [] if size == 60_000 else ["--train-size", str(size)]
+    return given + [part for key, value in options.items() for part in ("--set", f"method.{key}={value}")]
+
+
+def calgp(*parts: str) -> float:
+    """Run a command of calgp; processor seconds are measured by the wall, on a thread of its own."""
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "calgp", *parts], capture_output=True, text=True)  # noqa: S603
+    if done.returncode:
+        raise RuntimeError(f"calgp {' '.join(parts)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return time.perf_counter() - start
+
+
+def choose(work: Path) -> None:
+    """Hold-out MNLL of each learning rate: 500 steps on 4,000 images, 1,000 held out."""
+    record = RESULTS / "rates.json"
+    found: dict[str, dict[str, float]] = json.loads(record.read_text()) if record.is_file() else {}
+
+    def one(name: str, rate: str) -> None:
+        if rate in found.get(name, {}):
+            return
+        folder = work / "rates" / f"{slug(name)}-{rate}"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            calgp("train", *arguments(name, 5000, 123, rate, 500), "--holdout", "0.2", "--out", str(folder))
+        except RuntimeError as error:
+            print(f"{name} at {rate} failed: {error}", flush=True)
+            return
+        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        found.setdefault(name, {})[rate] = [line for line in lines if line["kind"] == "holdout"][-1]["mnll"]
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(found, indent=1) + "\n")
+        print(name, rate, found[name][rate], flush=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda job: one(*job), [(name, rate) for name in METHODS if name != "CNN+CAL" for rate in RATES]))
+
+
+def run(work: Path) -> None:
+    jobs = [(name, size, seed) for size in (10_000, 60_000, 1000) for seed in SEEDS[size][:1] for name in METHODS]
+    jobs += [(name, size, seed) for size in (1000, 10_000) for seed in SEEDS[size][1:] for name in METHODS]
+
+    def one(job: tuple[str, int, int]) -> None:
+        name, size, seed = job
+        key = f"{slug(name)}-{size}-seed{seed}"
+        kept = RESULTS / key
+        if (kept / "times.json").is_file():
+            return
+        folder = work / key
+        shutil.rmtree(folder, ignore_errors=True)
+        given = arguments(name, size, seed, METHODS[name][2], STEPS[size])
+        try:
+            trained = calgp("train", *given, "--out", str(folder))
+            predicted = calgp("evaluate", str(folder), "--threads", "1")
+        except RuntimeError as error:
+            print(f"{key} failed: {error}", flush=True)
+            return
+        kept.mkdir(parents=True, exist_ok=True)
+        for file in [*folder.glob("*.json"), folder / "log.jsonl"]:
+            shutil.copy(file, kept)
+        times = {"name": name, "train_seconds": round(trained), "predict_seconds": round(predicted)}
+        (kept / "times.json").write_text(json.dumps(times | {"parameters": parameters(folder)}) + "\n")
+        print(key, times, flush=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, jobs))
+    print(f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.0f} s of processor time")
+
+
+def parameters(folder: Path) -> int:
+    from calgp.runs import RunFolder
+
+    return sum(p.numel() for p in RunFolder(folder).model().parameters() if p.requires_grad)
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def table() -> None:
+    """One row a method and size, means over seeds; written between the markers of docs/results.md."""
+    rows: dict[tuple[int, str], list[dict[str, float]]] = {}
+    for file in sorted(RESULTS.glob("*/times.json")):
+        folder, times = file.parent, json.loads(file.read_text())
+        card = json.loads((folder / "run.json").read_text())
+        size = card["run"].get("train_size") or 60_000
+        calibrated = sorted(folder.glob("scores-mnist.*.json"))
+        scores = json.loads((calibrated[0] if calibrated else folder / "scores-mnist.json").read_text())["scores"]
+        rows.setdefault((size, times.pop("name")), []).append(scores | times)
+    lines = [
+        "| training images | method | seeds | ERR | MNLL | ECE | BRIER | training, s | prediction, s | parameters |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    order = list(METHODS)
+    for size, name in sorted(rows, key=lambda key: (key[0], order.index(key[1]) if key[1] in order else 99, key[1])):
+        runs = rows[size, name]
+        mean = {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
+        scores = " | ".join(f"{mean[key]:.4f}".lstrip("0") for key in ("err", "mnll", "ece", "brier"))
+        costs = f"{mean['train_seconds']:.0f} | {mean['predict_seconds']:.0f} | {mean['parameters']:,.0f}"
+        lines.append(f"| {size:,} | {name} | {len(runs)} | {scores} | {costs} |")
+    text = PAGE.read_text()
+    block = re.compile(r"(<!-- mnist-methods -->\n).*?(<!-- /mnist-methods -->)", re.S)
+    PAGE.write_text(block.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], text))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["choose", work]:
+            choose(Path(work))
+        case ["run", work]:
+            run(Path(work))
+        case ["table"]:
+            table()
+        case _:
+            sys.exit(__doc__)
