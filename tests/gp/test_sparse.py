@@ -16,8 +16,9 @@ from calgp.gp import (
     Model,
     NumericalError,
     SparseGP,
+    Theta,
+    make_kernel,
 )
-from calgp.gp import Theta, make_kernel
 
 KERNELS = ("rbf", "arc-cosine-1", "arc-cosine-2")
 
@@ -65,7 +66,7 @@ def test_moments_equal_the_conditional_written_out_in_numpy(kernel, ard):
         root = gp.root[q].detach().numpy()
         mu, sigma = factor @ gp.mean[:, q].detach().numpy(), factor @ root @ root.T @ factor.T
         weights = k_fu @ np.linalg.inv(k_uu)
-        # arccos on the diagonal of K_uu loses half of the digits (see test_kernels); the inverse multiplies by its condition
+        # arccos on the diagonal of K_uu loses half of the digits (test_kernels); the inverse multiplies that
         np.testing.assert_allclose(mean[:, q], weights @ mu, rtol=1e-5, atol=1e-5)
         expected = np.diag(k_ff - weights @ (k_uu - sigma) @ weights.T)
         np.testing.assert_allclose(variance[:, q], expected, rtol=1e-5, atol=1e-5)
