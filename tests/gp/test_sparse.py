@@ -160,6 +160,15 @@ def optimal(gp, x, y, noise):
     return gp
 
 
+def test_regression_in_parts_is_the_best_posterior():
+    noise, x = 0.2, randn(15, 3)
+    y = torch.stack([x[:, 0].sin(), x[:, 1]], -1)
+    expected, gp = optimal(sparse(m=4), x, y, noise), sparse(m=4)
+    gp.regress(zip(x.split(6), y.split(6), strict=True), noise=noise)
+    torch.testing.assert_close(gp.mean, expected.mean)
+    torch.testing.assert_close(gp.root, expected.root)
+
+
 def test_with_the_data_as_inducing_points_it_is_the_exact_gp_regression():
     noise, x, new = 0.1, randn(12, 3), randn(5, 3, seed=9)
     y = torch.stack([x[:, 0].sin(), x[:, 1] * x[:, 2]], -1)

@@ -4,6 +4,7 @@ u = L v with K_uu = LLᵀ, q(v_q) = N(m_q, S_q) for each of Q functions that sha
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -69,14 +70,36 @@ class SparseGP(nn.Module, Generic[Chosen]):
     def forward(self, x: Tensor) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q"]]:
         """Mean and variance of q(f) at x."""
         with torch.autocast(x.device.type, enabled=False):  # half precision has no digits for distances and factors
-            uu, fu, ff = self.inducing(x)
-            # A = K_fu L⁻ᵀ; solved in the precision of L
-            a = torch.linalg.solve_triangular(cholesky(uu), fu.mT.double(), upper=False).mT.to(fu.dtype)
+            covariances = self.inducing(x)
+            a = self._whitened(covariances)
             # k_ff − Q_ff; rounding may bring it below zero
-            residual = (ff - a.square().sum(-1)).clamp_min(0)
+            residual = (covariances.ff - a.square().sum(-1)).clamp_min(0)
             # var = k_ff − Q_ff + diag(A S_q Aᵀ)
             explained = (a @ self.root).square().sum(-1).mT
             return a @ self.mean, residual.unsqueeze(-1) + explained
+
+    @torch.no_grad()
+    def regress(self, batches: Iterable[tuple[Tensor, Float[Tensor, "N Q"]]], *, noise: float) -> None:
+        """Set q(v) to the best there is for real targets with this variance of noise: closed-form regression.
+
+        It is the exact optimum under a Gaussian likelihood, and a start that knows the labels under another.
+        """
+        precision = torch.eye(self.inducing.size, dtype=torch.float64, device=self.mean.device)
+        weighted = torch.zeros_like(self.mean, dtype=torch.float64)
+        for x, y in batches:
+            a = self._whitened(self.inducing(x)).double()
+            precision += a.mT @ a / noise  # S⁻¹ = I + AᵀA / σ²
+            weighted += a.mT @ y.double() / noise
+        factor = torch.linalg.cholesky(precision)
+        self.mean.copy_(torch.cholesky_solve(weighted, factor))  # m = S Aᵀy / σ²
+        root = torch.linalg.cholesky(torch.cholesky_inverse(factor))
+        self.scale.copy_(root.tril(-1) + root.diagonal().log().diag_embed())
+
+    @staticmethod
+    def _whitened(covariances: Covariances) -> Float[Tensor, "N M"]:
+        """A = K_fu L⁻ᵀ, solved in the precision of L."""
+        factor, fu = cholesky(covariances.uu), covariances.fu
+        return torch.linalg.solve_triangular(factor, fu.mT.double(), upper=False).mT.to(fu.dtype)
 
     def kl(self) -> Float[Tensor, ""]:
         """KL[q(v) ‖ N(0, I)] = ½ Σ_q (tr S_q + m_qᵀm_q − M − log|S_q|)."""

@@ -11,10 +11,11 @@ from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import CHANNELS, LIKELIHOODS, InducingPatches, Latent, Likelihood, Model, Noise, SparseGP, Theta
 from calgp.methods.base import Method
-from calgp.methods.options import check_choices, check_counts, refusing
+from calgp.methods.shared import check_choices, check_counts, refusing, start_at_labels
 from calgp.nets import Backbone, Task
 
 START_PATCHES = 100_000  # of the training images, how many patches the inducing patches are chosen from
+START_IMAGES = 1000  # how many training images decide where f starts
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Cgp(Method):
 
     There is no network: the backbone of a run is not used.
 
-    inducing: M, how many inducing patches (750 in the original, on MNIST); they start at distinct training patches.
+    inducing: M, how many inducing patches (750 in the original, on MNIST); they start at distinct training patches,
+        and f at a least-squares classification of some training images.
     patch: their side.
     channels: joint, a patch has all colours of its pixels; additive, each channel has its own patches and weights.
     weighted: learn how much a patch counts by its place; else all count the same.
     lengthscale: ℓ to start with; None means from the training images, the median of the distances of their patches.
-    sigma: σ to start with.
+    sigma: σ to start with. f is a mean over patches that pictures mostly share (such as black ones), so g must vary
+        much for f to differ between them.
     likelihood: softmax (by draws of f), or robust-max (in closed form; the original's).
     """
 
@@ -39,7 +42,7 @@ class Cgp(Method):
     channels: Literal["joint", "additive"] = "joint"
     weighted: bool = True
     lengthscale: float | None = None
-    sigma: float = 1.0
+    sigma: float = 50.0
     likelihood: Literal["softmax", "robust-max"] = "softmax"
 
     def __post_init__(self) -> None:
@@ -69,14 +72,20 @@ class Cgp(Method):
         return CgpModel(SparseGP(inducing, task.classes), LIKELIHOODS[self.likelihood]())
 
     def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
-        """Inducing patches at distinct patches of the training images, ℓ by their distances."""
-        inducing = cast(CgpModel, model).gp.inducing
+        """Inducing patches at distinct training patches, ℓ by their distances, q(v) by least squares on labels."""
+        gp = cast(CgpModel, model).gp
+        inducing = gp.inducing
         patches = _distinct_patches(inducing, train, generator)
         with torch.no_grad():
             count = min(len(patches), inducing.size)  # the others stay as they were drawn
             inducing.points[:count] = patches[:count].to(inducing.points)
             if self.lengthscale is None and len(patches) > 1:
                 inducing.kernel.log_lengthscale.fill_(inducing.kernel.natural_lengthscale(patches[:1000]).log())
+        chosen = torch.randperm(len(train), generator=generator)[:START_IMAGES].split(100)
+        batches = (
+            (train.pixels(index).to(inducing.points), train.y[index].to(inducing.points.device)) for index in chosen
+        )
+        start_at_labels(gp, batches, len(train.classes))
 
 
 class CgpModel(Model):

@@ -23,18 +23,19 @@ from calgp.gp import (
 )
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
-from calgp.methods.options import check_choices, check_counts, draw_seed, refusing
+from calgp.methods.shared import check_choices, check_counts, draw_seed, refusing, start_at_labels
 from calgp.nets import Backbone, Features, Task
 
 KERNELS = ("rbf", "arc-cosine-1")
-START_IMAGES = 2000  # how many training images decide where the inducing points start
+START_IMAGES = 2000  # how many training images decide where training starts
 
 
 @dataclass(frozen=True)
 class Gpdnn(Method):
     """Convolutional features, a sparse variational GP with inducing points among them, learned together.
 
-    inducing: M, how many inducing points; they start at the k-means of the features of some training images.
+    inducing: M, how many inducing points; they start at the k-means of the features of some training images, and f at a
+        least-squares classification of them.
     kernel: rbf (the original's) or arc-cosine-1.
     lengthscale: ℓ to start with; None means from the training images, the median of the distances of their features.
     sigma: σ to start with.
@@ -80,15 +81,17 @@ class Gpdnn(Method):
         return GpdnnModel(features, gp, LIKELIHOODS[self.likelihood](), prior_on_filters=masking.active)
 
     def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
-        """Inducing points by k-means of features, ℓ by their distances."""
+        """Inducing points by k-means of features, ℓ by their distances, q(v) by least squares on their labels."""
         model = cast(GpdnnModel, model)
-        c, inducing = _first_features(model, train, generator), model.gp.inducing
+        index = torch.randperm(len(train), generator=generator)[:START_IMAGES]
+        c, inducing = _first_features(model, train.take(index), draw_seed(generator)), model.gp.inducing
         with torch.no_grad():
             inducing.points.copy_(_centres(c, inducing.size, generator))
             if self.lengthscale is None:
                 natural = inducing.kernel.natural_lengthscale(c[:1000])
                 if natural > 0:
                     inducing.kernel.log_lengthscale.fill_(natural.log())
+        start_at_labels(model.gp, [(c, train.y[index].to(c.device))], len(train.classes))
 
 
 class GpdnnModel(Model):
@@ -111,14 +114,13 @@ class GpdnnModel(Model):
         return self.gp.kl() + self.features.kl() if self.prior_on_filters else self.gp.kl()
 
 
-def _first_features(model: GpdnnModel, train: Images, generator: torch.Generator | None) -> Float[Tensor, "N d"]:
-    """The features of some training images as the first steps will see them: masked, and by statistics of the batch."""
+def _first_features(model: GpdnnModel, train: Images, seed: int) -> Float[Tensor, "N d"]:
+    """The features of images as the first steps of training will see them: masked, and by statistics of the batch."""
     model.sites()
     features = copy.deepcopy(model.features).train()  # a copy: the statistics of batch norm stay as they are
-    chosen = torch.randperm(len(train), generator=generator)[:START_IMAGES]
-    like, seed, parts = model.gp.inducing.points, draw_seed(generator), []
+    like, parts = model.gp.inducing.points, []
     with torch.no_grad():
-        for index in chosen.split(100):
+        for index in torch.arange(len(train)).split(100):
             rows = train.rows[index].to(like.device)
             noise = Noise(seed, torch.zeros_like(rows[:1]), rows)
             parts.append(features(features.stem(train.pixels(index).to(like)), noise))
