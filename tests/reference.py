@@ -123,6 +123,33 @@ def rbf(c1, c2, sigma, lengthscale):
     return k
 
 
+def patches_of(image, side, channels):
+    """Windows of one image [C, H, W] as vectors: of all colours together, or of each channel after the other."""
+    depth, height, width = image.shape
+    groups = [list(range(depth))] if channels == "joint" else [[c] for c in range(depth)]
+    return [
+        np.array([image[c, i + a, j + b] for c in group for a in range(side) for b in range(side)])
+        for group in groups
+        for i in range(height - side + 1)
+        for j in range(width - side + 1)
+    ]
+
+
+def patch_covariance(image1, image2, w, side, channels, sigma, lengthscale):
+    """Σ_pp' w_p w_p' k_g(x^[p], x'^[p'])."""
+    total = 0.0
+    for w1, u in zip(w, patches_of(image1, side, channels), strict=True):
+        for w2, v in zip(w, patches_of(image2, side, channels), strict=True):
+            total += w1 * w2 * rbf([u], [v], sigma, lengthscale)[0, 0]
+    return total
+
+
+def patch_cross_covariance(image, z, w, side, channels, sigma, lengthscale):
+    """Σ_p w_p k_g(x^[p], z)."""
+    patches = patches_of(image, side, channels)
+    return sum(w_p * rbf([u], [z], sigma, lengthscale)[0, 0] for w_p, u in zip(w, patches, strict=True))
+
+
 def hadamard(d):
     """The ±1 matrix by Sylvester's construction."""
     h = np.ones((1, 1))

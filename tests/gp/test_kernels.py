@@ -87,6 +87,25 @@ def test_variance_on_the_diagonal_in_closed_form(name, ard):
     torch.testing.assert_close(
         kernel.covariance(c, c).diagonal(), kernel.sigma**2 * expected, **ARCCOS, check_dtype=False
     )
+    torch.testing.assert_close(kernel.diagonal(c), kernel.sigma**2 * expected, **EXACT, check_dtype=False)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_variance_of_each_output_and_of_a_zero_vector(name):
+    kernel = make_kernel(name, 4, Theta(outputs=3, ard=True)).double()
+    with torch.no_grad():
+        kernel.log_lengthscale.copy_(features(3, 4) / 3)
+        kernel.log_sigma.copy_(features(3, 1, seed=1) / 3)
+    c = torch.cat([features(5, 4, seed=2), torch.zeros(1, 4)])
+    expected = kernel.covariance(c, c).diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(kernel.diagonal(c), expected, **ARCCOS)
+
+
+def test_natural_lengthscales_bring_distances_or_norms_to_one():
+    c = features(31, 5)
+    distances = [np.linalg.norm(a - b) for i, a in enumerate(c.numpy()) for b in c.numpy()[:i]]  # 465 of them
+    assert RBF(5).natural_lengthscale(c).item() == pytest.approx(np.median(distances))
+    assert ArcCosine(5).natural_lengthscale(c).item() == pytest.approx(np.median(np.linalg.norm(c, axis=1)))
 
 
 @pytest.mark.parametrize("name", KERNELS)

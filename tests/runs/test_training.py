@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 
 from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.gp import Bound
+from calgp.gp import Bound, NumericalError
 from calgp.runs import Interrupted, RunFolder, fit, train
 from calgp.runs import training as training_module
 from calgp.runs.folder import build
@@ -63,6 +63,92 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, fabric):
     for key, value in whole.state_dict().items():
         assert value.equal(resumed.state_dict()[key]), key
     assert [record["step"] for record in folder.log()] == [12]
+
+
+class Failing:
+    """Stands for a method's model from some step on: `spoil(model)` is called before it."""
+
+    def __init__(self, monkeypatch, step, spoil):
+        self.calls = 0
+        forward = Bound.forward
+
+        def failing(bound, *args):
+            self.calls += 1
+            if self.calls == step:
+                return spoil(bound, *args)
+            return forward(bound, *args)
+
+        monkeypatch.setattr(Bound, "forward", failing)
+
+
+def not_finite(bound, *args):
+    parameter = next(bound.model.parameters())
+    return parameter.sum() * math.nan, bound.model.kl()
+
+
+def not_positive_definite(bound, *args):
+    raise NumericalError("the covariance of the inducing variables is not positive definite")
+
+
+def infinite_gradient(bound, *args):
+    """The loss is 0, and finite; its gradient is 0 · ∞."""
+    parameter = next(bound.model.parameters())
+    return (parameter * 0).sqrt().sum() + bound.model.kl() * 0, bound.model.kl()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(not_finite, "no finite number: likelihood term nan"), (not_positive_definite, "not positive")],
+)
+def test_a_step_that_fails_keeps_the_state_before_it(tmp_path, fabric, monkeypatch, spoil, message):
+    """It is the checkpoint that a Ctrl-C after that step would have left, to the bit."""
+    run, failed, stopped = small(steps=12), RunFolder(tmp_path / "failed"), RunFolder(tmp_path / "stopped")
+
+    def interrupt(step):
+        if step.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(run, stopped, fabric, watch=interrupt)
+    whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(CalgpError, match=f"after step 5: .*{message}.*step 5") as caught,
+    ):
+        Failing(patch, 6, spoil)
+        train(run, failed, fabric)
+    assert isinstance(caught.value.__cause__, NumericalError)
+    assert failed.interrupted and not failed.finished
+    one, other = (folder.tensors("checkpoint.safetensors") for folder in (failed, stopped))
+    assert one.keys() == other.keys() and all(one[key].equal(other[key]) for key in one)
+    resumed = train(run, failed, fabric, resume=True)  # the failure was the test's, so it does not come again
+    assert all(value.equal(resumed.state_dict()[key]) for key, value in whole.state_dict().items())
+
+
+def test_a_state_that_is_itself_spoiled_is_not_kept(tmp_path, fabric, monkeypatch):
+    """A gradient that is not finite spoils the parameters in the step before the loss tells."""
+    folder = RunFolder(tmp_path / "run")
+    Failing(monkeypatch, 3, infinite_gradient)
+    with pytest.raises(CalgpError, match=r"after step 3: the bound is no finite number.*No good state"):
+        train(small(steps=12), folder, fabric)
+    assert not folder.interrupted and not folder.finished
+
+
+def test_an_older_checkpoint_outlives_a_spoiled_state(tmp_path, fabric, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    Failing(monkeypatch, 3, infinite_gradient)
+    monkeypatch.setattr(training_module, "CHECKPOINT_SECONDS", 0)
+    with pytest.raises(CalgpError, match=r"after step 3: .* is no longer finite.*keeps the state after step 2"):
+        train(small(steps=12), folder, fabric)
+    assert all(value.isfinite().all() for value in folder.tensors("checkpoint.safetensors").values())
+
+
+def test_a_model_spoiled_by_the_last_step_is_no_finished_run(tmp_path, fabric, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    Failing(monkeypatch, 4, infinite_gradient)
+    with pytest.raises(CalgpError, match="no longer finite"):
+        train(small(steps=4), folder, fabric)
+    assert not folder.finished
 
 
 def test_ctrl_c_is_restored_after_training(tmp_path, fabric):

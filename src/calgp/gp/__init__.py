@@ -1,5 +1,6 @@
 """The paper's mathematics: plain modules and functions that need torch alone."""
 
+from calgp.gp.cholesky import NumericalError
 from calgp.gp.frequencies import FREQUENCIES, Fixed, Sorf, Variational, draw_frequencies
 from calgp.gp.frequencies import gaussian as gaussian
 from calgp.gp.frequencies import orthogonal as orthogonal
@@ -8,21 +9,24 @@ from calgp.gp.inference import Batch, Bound, Model, Predictive, evaluating, pred
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
 from calgp.gp.laplace import LaplaceGP
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
-from calgp.gp.likelihoods import Latent, Likelihood, MixedSoftmax, Softmax
+from calgp.gp.likelihoods import LIKELIHOODS, Gaussian, Latent, Likelihood, MixedSoftmax, RobustMax, Softmax
 from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, same_padding
 from calgp.gp.meanfield import GaussianNoise, MeanField, MeanFieldConv2d, MeanFieldFrequencies, MeanFieldLinear
 from calgp.gp.mixture import Mixture
 from calgp.gp.noise import Noise
+from calgp.gp.patches import CHANNELS, InducingPatches
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
 from calgp.gp.sites import Site, name_sites
+from calgp.gp.sparse import Covariances, Inducing, InducingPoints, SparseGP
 from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
 
 __all__ = [
-    "FREQUENCIES", "KERNELS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound", "Convolution", "DeepGP", "Fixed",
-    "Frequencies", "GaussianNoise", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask", "MaskedConv2d",
-    "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies", "MeanFieldLinear",
-    "MixedSoftmax", "Mixture", "Model", "Noise", "Posterior", "Predictive", "RandomFeatureGP", "Site", "Softmax",
-    "Sorf", "SpectralBound", "Theta", "Variational", "bound_filters", "draw_frequencies", "evaluating", "gaussian",
-    "hadamard_transform", "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
-    "spectral_norm",
+    "CHANNELS", "FREQUENCIES", "KERNELS", "LIKELIHOODS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound",
+    "Convolution", "Covariances", "DeepGP", "Fixed", "Frequencies", "Gaussian", "GaussianNoise", "Inducing",
+    "InducingPatches", "InducingPoints", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask",
+    "MaskedConv2d", "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies",
+    "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Posterior", "Predictive",
+    "RandomFeatureGP", "RobustMax", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta", "Variational",
+    "bound_filters", "draw_frequencies", "evaluating", "gaussian", "hadamard_transform", "make_kernel", "name_sites",
+    "orthogonal", "predict", "predict_batches", "same_padding", "spectral_norm",
 ]  # fmt: skip

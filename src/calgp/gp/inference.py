@@ -55,9 +55,7 @@ class Bound(nn.Module):
         self.model, self.n = model, n
         model.sites()
 
-    def forward(
-        self, x: Tensor, y: Int[Tensor, "N"], noise: Noise | None = None
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    def forward(self, x: Tensor, y: Tensor, noise: Noise | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """(−(1/m) Σ_k E_q log p(y_k | x_k), KL / n), to be added and minimised."""
         latent = self.model(x, noise)
         nll = -self.model.likelihood.expected_log_prob(latent, y, noise).mean()

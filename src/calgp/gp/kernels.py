@@ -63,6 +63,14 @@ class Kernel(nn.Module, ABC):
         """k(c1, c2), exactly."""
 
     @abstractmethod
+    def diagonal(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "*outputs N"]:
+        """k(c, c) of each c, in closed form."""
+
+    @abstractmethod
+    def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
+        """An ℓ at which the kernel tells features such as these apart, for want of a better one to start from."""
+
+    @abstractmethod
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         """Φ from CΩ, such that E[ΦΦᵀ] = k."""
 
@@ -99,6 +107,15 @@ class ArcCosine(Kernel):
         size = norms**self.order if self.order else norms.sign()
         return self.sigma.square().unsqueeze(-1) / math.pi * size * _J[self.order](cosine)
 
+    def diagonal(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "*outputs N"]:
+        # (σ²/π) ‖u‖²ᵖ J_p(0), with J_p(0) = π, π, 3π
+        squared = self._scaled(c).square().sum(-1)
+        size = (squared.sign(), squared, 3 * squared.square())[self.order]
+        return self.sigma.square() * size
+
+    def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
+        return c.norm(dim=-1).median()  # so that ‖u‖ = 1; it does not matter for the angles
+
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         # Φ = sqrt(2σ²/N_RF) max(0, CΩ)ᵖ, Eq. (5)
         scale = self.sigma * math.sqrt(2 / projected.shape[-1])
@@ -125,6 +142,13 @@ class RBF(Kernel):
         u, v = u - centre, v - centre
         squared = u.square().sum(-1).unsqueeze(-1) + v.square().sum(-1).unsqueeze(-2) - 2 * u @ v.mT
         return self.sigma.square().unsqueeze(-1) * torch.exp(-squared.clamp_min(0) / 2)
+
+    def diagonal(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "*outputs N"]:
+        variance = self.sigma.square()  # σ², whatever c
+        return variance.expand(*variance.shape[:-1], len(c))
+
+    def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
+        return torch.pdist(c).median()  # the median heuristic: distances of order one
 
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         # Φ = sqrt(σ²/N_RF) [cos(CΩ), sin(CΩ)], Eq. (12)

@@ -1,12 +1,15 @@
 """From latent functions to labels."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from calgp.gp.constants import constant
 from calgp.gp.noise import Noise, normal, site_key
 
 
@@ -84,3 +87,96 @@ class MixedSoftmax(Likelihood):
     def _mixed(self, latent: Latent, noise: Noise | None) -> Latent:
         """Points of f; a Gaussian g is drawn before it is mixed, since its mixtures are correlated."""
         return Latent(latent.points(self.softmax.draws, noise) @ self.mixing)
+
+
+class RobustMax(Likelihood):
+    """p(y = q | f) = 1 − ε if f_q is the largest, else ε / (Q − 1) (Hernández-Lobato et al. 2011).
+
+    Gaussians are integrated by Gauss–Hermite quadrature in one dimension, so that nothing is drawn. Points are the
+    limit of small equal variances (ties share), and pass no gradient. Given f the label is all but certain:
+    `log_probs` integrates each component, and what `Predictive` calls epistemic is only what the components differ in.
+
+    Args:
+        epsilon: ε, the share of labels that may be wrong.
+        nodes: of the quadrature. 20 are right to 1e-3 where the deviations of f_q are within a factor of 3.
+    """
+
+    def __init__(self, epsilon: float = 1e-3, nodes: int = 20) -> None:
+        super().__init__()
+        if not 0 < epsilon < 1 or nodes < 1:
+            raise ValueError(f"ε must lie in (0, 1) and there must be nodes, not {epsilon=}, {nodes=}")
+        self.epsilon, self.nodes = epsilon, nodes
+
+    def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"], noise: Noise | None = None) -> Float[Tensor, "N"]:
+        largest = self._largest(latent, y).mean(0)
+        # P log(1 − ε) + (1 − P) log(ε / (Q − 1))
+        wrong = math.log(self.epsilon / (latent.mean.shape[-1] - 1))
+        return largest * math.log1p(-self.epsilon) + (1 - largest) * wrong
+
+    def log_probs(self, latent: Latent, noise: Noise | None = None) -> Float[Tensor, "S N Q"]:
+        _, n, classes = latent.mean.shape
+        y = torch.arange(classes, device=latent.mean.device)
+        largest = torch.stack([self._largest(latent, q.expand(n)) for q in y], -1)  # one class at a time: memory
+        largest = largest / largest.sum(-1, keepdim=True)  # the quadratures of Q integrals need not add up to 1
+        # P (1 − ε) + (1 − P) ε / (Q − 1)
+        return (largest * (1 - self.epsilon) + (1 - largest) * self.epsilon / (classes - 1)).log()
+
+    def _largest(self, latent: Latent, y: Int[Tensor, "N"]) -> Float[Tensor, "S N"]:
+        """P(f_y is the largest) = ∫ N(f_y) Π_{q≠y} Φ((f_y − μ_q) / σ_q) df_y."""
+        dtype = torch.promote_types(latent.mean.dtype, torch.float32)
+        mean = latent.mean.to(dtype)
+        variance = torch.zeros_like(mean) if latent.variance is None else latent.variance.to(dtype)
+        deviation = variance.clamp_min(TINY).sqrt()
+        nodes, weights = _gauss_hermite(self.nodes, dtype, mean.device)
+        chosen = y.expand(len(mean), -1).unsqueeze(-1)  # [S, N, 1]
+        # f_y − μ_q with f_y = μ_y + σ_y x; the difference of means first, which is exact for ties: [S, N, nodes, Q]
+        lead = (mean.gather(-1, chosen) - mean).unsqueeze(-2) + deviation.gather(-1, chosen).unsqueeze(-2) * nodes[
+            :, None
+        ]
+        above = lead / deviation.unsqueeze(-2)
+        others = torch.arange(mean.shape[-1], device=mean.device) != chosen  # [S, N, Q]
+        # Φ(−30) is 0, and torch's derivative of log Φ is wrong far below
+        log_below = torch.where(others.unsqueeze(-2), torch.special.log_ndtr(above.clamp_min(-30)), 0).sum(-1)
+        return log_below.exp() @ weights
+
+
+class Gaussian(Likelihood):
+    """p(y | f) = N(y; f, σ²), for real targets: regression, where the exact GP is known. σ² is learned, as a logarithm.
+
+    `y` is [N, Q], or [N] for one function. There are no classes, so `log_probs`, and with it `predict`, is refused:
+    the moments of a prediction are those of the Latent, with σ² added to the variance.
+    """
+
+    def __init__(self, variance: float = 1.0) -> None:
+        super().__init__()
+        self.log_variance = nn.Parameter(torch.tensor(math.log(variance)))
+
+    @property
+    def variance(self) -> Float[Tensor, ""]:
+        """σ²."""
+        return self.log_variance.exp()
+
+    def expected_log_prob(self, latent: Latent, y: Tensor, noise: Noise | None = None) -> Float[Tensor, "N"]:
+        y = y.unsqueeze(-1) if y.dim() == 1 else y
+        variance = 0 if latent.variance is None else latent.variance
+        # E log N(y; f, σ²) = −½ log 2πσ² − ((y − μ)² + v) / 2σ²
+        squared = ((y - latent.mean).square() + variance) / self.variance
+        return -(squared + self.log_variance + math.log(2 * math.pi)).sum(-1).mean(0) / 2
+
+    def log_probs(self, latent: Latent, noise: Noise | None = None) -> Float[Tensor, "S N Q"]:
+        raise TypeError("a Gaussian likelihood has real targets and no classes; read the moments of the Latent instead")
+
+
+LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {"softmax": Softmax, "robust-max": RobustMax}  # those with classes
+
+
+@constant
+def _gauss_hermite(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "2 count"]:
+    """Nodes x and weights w with E g(x) ≈ Σ w g(x) for x ~ N(0, 1).
+
+    They are eigenvalues of the Jacobi matrix of the Hermite polynomials, and squares of first components of its
+    eigenvectors (Golub & Welsch 1969).
+    """
+    roots = torch.arange(1, count, dtype=torch.float64).sqrt()
+    nodes, vectors = torch.linalg.eigh(torch.diag(roots, 1) + torch.diag(roots, -1))
+    return torch.stack([nodes, vectors[0].square()]).to(device, dtype)

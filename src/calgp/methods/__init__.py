@@ -1,8 +1,10 @@
 """Methods, one file a family; this is the only place where they are listed."""
 
 from calgp.methods.base import Method
+from calgp.methods.cgp import Cgp
 from calgp.methods.cnn import Cnn, CnnMcd
 from calgp.methods.cnn_gp import CnnGp
+from calgp.methods.gpdnn import Gpdnn
 from calgp.methods.laplace import CnnLaplace
 from calgp.methods.mean_field import MeanFieldGp
 from calgp.methods.svdkl import Svdkl
@@ -19,6 +21,11 @@ METHODS: dict[str, Method] = {
     "cnn": Cnn(),
     "cnn-cal": Cnn(calibrator="temperature"),
     "cnn-mcd": CnnMcd(),
+    "gpdnn": Gpdnn(),
+    "gpdnn-mcd": Gpdnn(keep_filters=0.5),
+    "cgp": Cgp(),
 }
 
-__all__ = ["METHODS", "Cnn", "CnnGp", "CnnLaplace", "CnnMcd", "MeanFieldGp", "Method", "Svdkl"]
+__all__ = [
+    "METHODS", "Cgp", "Cnn", "CnnGp", "CnnLaplace", "CnnMcd", "Gpdnn", "MeanFieldGp", "Method", "Svdkl",
+]  # fmt: skip

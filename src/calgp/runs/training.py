@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import Bound, Model, Noise
+from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.nets import Task
 from calgp.runs.calibrating import fit_calibrator
 from calgp.runs.evaluation import one_device, score
@@ -47,7 +47,8 @@ def fit(
 ) -> Iterator[Step]:
     """Minimise the bound over the images, a step each time it is asked for the next: Adam on Eq. (6) by (8), (9).
 
-    Order and masks are functions of (seed, step), so that starting at step `first` is the same as coming from 0.
+    Order and masks are functions of (seed, step), so that starting at step `first` is the same as coming from 0. A step
+    whose numbers fail raises NumericalError and changes nothing.
     """
     steps = run.total_steps(len(images))
     for step in range(first, steps):
@@ -59,7 +60,10 @@ def fit(
             group["lr"] = rate
         optimiser.zero_grad(set_to_none=True)
         nll, kl = bound(x, y, noise)
-        fabric.backward(nll + run.kl_weight * kl)
+        loss = nll + run.kl_weight * kl
+        if not loss.isfinite():  # before anything is changed by it
+            raise NumericalError(f"the bound is no finite number: likelihood term {nll:g}, KL term {kl:g}")
+        fabric.backward(loss)
         optimiser.step()
         yield Step(step + 1, steps, nll.detach(), kl.detach(), rate)
 
@@ -99,7 +103,11 @@ def train(
     resume: bool = False,
     watch: Callable[[Step], None] = lambda step: None,
 ) -> Model:
-    """Train a run into its folder. Ctrl-C saves after the step at hand and raises Interrupted."""
+    """Train a run into its folder. Ctrl-C saves after the step at hand and raises Interrupted.
+
+    Where the numbers fail (a loss that is not finite, a covariance that has no factor), the last good state is kept as
+    the checkpoint, and a CalgpError says so.
+    """
     fabric = one_device(fabric)
     data = TrainingData.of(run, directory) if data is None else data
     if run.method.calibrator and data.held_out is None:
@@ -112,8 +120,10 @@ def train(
     first = _resumed(folder, model, optimiser, data) if resume else _begun(run, folder, task, data)
     bound, optimiser = fabric.setup(Bound(model, len(data.train)), optimiser)
     clock, totals, saved = time.perf_counter(), torch.zeros(3), time.monotonic()
-    with interruptible() as stop:
+    done = _Done(first)
+    with interruptible() as stop, _keeping_the_last_good_state(folder, model, optimiser, done):
         for step in fit(bound, optimiser, data.train, run, fabric=fabric, first=first):
+            done.steps = step.step
             watch(step)
             totals += torch.stack([step.nll, step.kl, torch.ones_like(step.nll)]).cpu()
             last = step.step == step.steps
@@ -126,8 +136,10 @@ def train(
             if data.held_out is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
                 scores = score(model, data.held_out, samples=10, seed=run.seed)
                 folder.append_log({"kind": "holdout", "step": step.step} | scores.to_dict())
-            if not last and (stop.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS):
-                _save_checkpoint(folder, model, optimiser, step.step)
+            if last or stop.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                _require_finite(model)
+                if not last:
+                    _save_checkpoint(folder, model, optimiser, step.step)
                 saved = time.monotonic()
             if stop.is_set() and not last:
                 raise Interrupted(
@@ -186,6 +198,45 @@ def _save_checkpoint(folder: RunFolder, model: Model, optimiser: torch.optim.Opt
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
     folder.write_tensors("checkpoint.safetensors", tensors, {"step": step})
+
+
+@dataclass
+class _Done:
+    """How far a training has come."""
+
+    steps: int
+
+
+@contextmanager
+def _keeping_the_last_good_state(
+    folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, done: _Done
+) -> Iterator[None]:
+    """Numbers that fail end a training with a checkpoint of the state before, or with the last one, if that has failed.
+
+    It has when a gradient was not finite where the loss still was: the optimiser has then spoiled the parameters.
+    """
+    try:
+        yield
+    except NumericalError as error:
+        with suppress(NumericalError):
+            _require_finite(model)
+            _save_checkpoint(folder, model, optimiser, done.steps)
+        raise CalgpError(
+            f"Training failed after step {done.steps}: {error}. {_kept(folder)} Train again with a smaller learning "
+            "rate or in double precision."
+        ) from error
+
+
+def _require_finite(model: Model) -> None:
+    for name, value in model.state_dict().items():
+        if not value.isfinite().all():
+            raise NumericalError(f"{name} is no longer finite")
+
+
+def _kept(folder: RunFolder) -> str:
+    if not folder.interrupted:
+        return "No good state was left to keep."
+    return f"{folder.path} keeps the state after step {folder.metadata('checkpoint.safetensors')['step']}."
 
 
 @contextmanager

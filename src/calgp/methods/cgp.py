@@ -1,0 +1,113 @@
+"""CGP (van der Wilk et al. 2017): a Gaussian process over the patches of an image, without any network."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from calgp.data import Images
+from calgp.errors import CalgpError
+from calgp.gp import CHANNELS, LIKELIHOODS, InducingPatches, Latent, Likelihood, Model, Noise, SparseGP, Theta
+from calgp.methods.base import Method
+from calgp.methods.shared import check_choices, check_counts, refusing, start_at_labels
+from calgp.nets import Backbone, Task
+
+START_PATCHES = 100_000  # of the training images, how many patches the inducing patches are chosen from
+START_IMAGES = 1000  # how many training images decide where f starts
+
+
+@dataclass(frozen=True)
+class Cgp(Method):
+    """A convolutional Gaussian process: f is a weighted sum of one function's values at all patches of the image.
+
+    There is no network: the backbone of a run is not used.
+
+    inducing: M, how many inducing patches (750 in the original, on MNIST); they start at distinct training patches,
+        and f at a least-squares classification of some training images.
+    patch: their side.
+    channels: joint, a patch has all colours of its pixels; additive, each channel has its own patches and weights.
+    weighted: learn how much a patch counts by its place; else all count the same.
+    lengthscale: ℓ to start with; None means from the training images, the median of the distances of their patches.
+    sigma: σ to start with. f is a mean over patches that pictures mostly share (such as black ones), so g must vary
+        much for f to differ between them.
+    likelihood: softmax (by draws of f), or robust-max (in closed form; the original's).
+    """
+
+    summary: ClassVar[str] = "Gaussian process over the patches of an image, inducing patches, no network"
+
+    inducing: int = 500
+    patch: int = 5
+    channels: Literal["joint", "additive"] = "joint"
+    weighted: bool = True
+    lengthscale: float | None = None
+    sigma: float = 50.0
+    likelihood: Literal["softmax", "robust-max"] = "softmax"
+
+    def __post_init__(self) -> None:
+        check_counts(self, "inducing", "patch")
+        check_choices(self, channels=CHANNELS, likelihood=LIKELIHOODS)
+        with refusing():
+            self._theta()
+
+    def _theta(self) -> Theta:
+        return Theta(self.lengthscale, self.sigma, learn=True)
+
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CgpModel":
+        if self.patch > min(task.height, task.width):
+            raise CalgpError(
+                f"Patches of {self.patch} × {self.patch} do not fit into images of {task.height} × {task.width}; "
+                "set method.patch to less."
+            )
+        inducing = InducingPatches(
+            (task.channels, task.height, task.width),
+            self.inducing,
+            patch=self.patch,
+            channels=self.channels,
+            weighted=self.weighted,
+            theta=self._theta(),
+            generator=generator,
+        )
+        return CgpModel(SparseGP(inducing, task.classes), LIKELIHOODS[self.likelihood]())
+
+    def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
+        """Inducing patches at distinct training patches, ℓ by their distances, q(v) by least squares on labels."""
+        gp = cast(CgpModel, model).gp
+        inducing = gp.inducing
+        patches = _distinct_patches(inducing, train, generator)
+        with torch.no_grad():
+            count = min(len(patches), inducing.size)  # the others stay as they were drawn
+            inducing.points[:count] = patches[:count].to(inducing.points)
+            if self.lengthscale is None and len(patches) > 1:
+                inducing.kernel.log_lengthscale.fill_(inducing.kernel.natural_lengthscale(patches[:1000]).log())
+        chosen = torch.randperm(len(train), generator=generator)[:START_IMAGES].split(100)
+        batches = (
+            (train.pixels(index).to(inducing.points), train.y[index].to(inducing.points.device)) for index in chosen
+        )
+        start_at_labels(gp, batches, len(train.classes))
+
+
+class CgpModel(Model):
+    """f(x) = Σ_p w_p g(x^[p]): one Gaussian, and nothing random before it."""
+
+    def __init__(self, gp: SparseGP[InducingPatches], likelihood: Likelihood) -> None:
+        super().__init__()
+        self.gp, self.likelihood = gp, likelihood
+
+    def sample(self, h: Tensor, noise: Noise | None) -> Latent:
+        mean, variance = self.gp(h)
+        return Latent(mean.unsqueeze(0), variance.unsqueeze(0))
+
+    def kl(self) -> Float[Tensor, ""]:
+        return self.gp.kl()
+
+
+def _distinct_patches(
+    inducing: InducingPatches, train: Images, generator: torch.Generator | None
+) -> Float[Tensor, "N d"]:
+    """Patches of some training images in random order, each once, however often it occurs (most of MNIST is black)."""
+    per_image = len(inducing.weights)
+    chosen = torch.randperm(len(train), generator=generator)[: -(-START_PATCHES // per_image)]
+    patches = inducing.patches(train.pixels(chosen)).flatten(0, 1).unique(dim=0)
+    return patches[torch.randperm(len(patches), generator=generator)]

@@ -1,0 +1,139 @@
+"""GPDNN (Bradshaw et al. 2017): a sparse Gaussian process on the features of a network, trained end to end."""
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from calgp.data import Images
+from calgp.gp import (
+    LIKELIHOODS,
+    InducingPoints,
+    Latent,
+    Likelihood,
+    Masking,
+    Model,
+    Noise,
+    SparseGP,
+    Theta,
+    make_kernel,
+)
+from calgp.gp.masks import Granularity
+from calgp.methods.base import Method
+from calgp.methods.shared import check_choices, check_counts, draw_seed, refusing, start_at_labels
+from calgp.nets import Backbone, Features, Task
+
+KERNELS = ("rbf", "arc-cosine-1")
+START_IMAGES = 2000  # how many training images decide where training starts
+
+
+@dataclass(frozen=True)
+class Gpdnn(Method):
+    """Convolutional features, a sparse variational GP with inducing points among them, learned together.
+
+    inducing: M, how many inducing points; they start at the k-means of the features of some training images, and f at a
+        least-squares classification of them.
+    kernel: rbf (the original's) or arc-cosine-1.
+    lengthscale: ℓ to start with; None means from the training images, the median of the distances of their features.
+    sigma: σ to start with.
+    ard: an ℓ for each feature.
+    likelihood: softmax (by draws of f), or robust-max (in closed form; the original's).
+    keep_filters: π for Ψ. With 1 (GPDNN) filters have no masks and no prior: maximum likelihood, as in the original.
+        Below 1 (GPDNN+MCD) they are inferred by masks, and the bound has their KL.
+    granularity, inverted: how masks are drawn (calgp.gp.Masking).
+    """
+
+    summary: ClassVar[str] = "convolutional features, sparse Gaussian process on inducing points, end to end"
+
+    inducing: int = 200
+    kernel: Literal["rbf", "arc-cosine-1"] = "rbf"
+    lengthscale: float | None = None
+    sigma: float = 1.0
+    ard: bool = False
+    likelihood: Literal["softmax", "robust-max"] = "softmax"
+    keep_filters: float = 1.0
+    granularity: Granularity = "element"
+    inverted: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(self, "inducing")
+        check_choices(self, kernel=KERNELS, likelihood=LIKELIHOODS)
+        with refusing():
+            self._masking()
+            self._theta()
+
+    def _masking(self) -> Masking:
+        return Masking(self.keep_filters, self.granularity, self.inverted)
+
+    def _theta(self) -> Theta:
+        return Theta(self.lengthscale, self.sigma, self.ard, learn=True)
+
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "GpdnnModel":
+        masking = self._masking()
+        features = backbone.build(task, masking, generator=generator)
+        d = features.out_features
+        points = torch.randn(self.inducing, d, generator=generator)
+        inducing = InducingPoints(make_kernel(self.kernel, d, self._theta()), points)
+        gp = SparseGP(inducing, task.classes)
+        return GpdnnModel(features, gp, LIKELIHOODS[self.likelihood](), prior_on_filters=masking.active)
+
+    def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
+        """Inducing points by k-means of features, ℓ by their distances, q(v) by least squares on their labels."""
+        model = cast(GpdnnModel, model)
+        index = torch.randperm(len(train), generator=generator)[:START_IMAGES]
+        c, inducing = _first_features(model, train.take(index), draw_seed(generator)), model.gp.inducing
+        with torch.no_grad():
+            inducing.points.copy_(_centres(c, inducing.size, generator))
+            if self.lengthscale is None:
+                natural = inducing.kernel.natural_lengthscale(c[:1000])
+                if natural > 0:
+                    inducing.kernel.log_lengthscale.fill_(natural.log())
+        start_at_labels(model.gp, [(c, train.y[index].to(c.device))], len(train.classes))
+
+
+class GpdnnModel(Model):
+    """f = GP(c(x | Ψ)): a Gaussian for each draw of the masks, or one where there are none."""
+
+    def __init__(
+        self, features: Features, gp: SparseGP[InducingPoints], likelihood: Likelihood, *, prior_on_filters: bool
+    ) -> None:
+        super().__init__()
+        self.features, self.gp, self.likelihood, self.prior_on_filters = features, gp, likelihood, prior_on_filters
+
+    def stem(self, x: Tensor) -> Tensor:
+        return self.features.stem(x)
+
+    def sample(self, h: Tensor, noise: Noise | None) -> Latent:
+        mean, variance = (moment.unflatten(0, (-1, len(h))) for moment in self.gp(self.features(h, noise)))
+        return Latent(mean, variance)
+
+    def kl(self) -> Float[Tensor, ""]:
+        return self.gp.kl() + self.features.kl() if self.prior_on_filters else self.gp.kl()
+
+
+def _first_features(model: GpdnnModel, train: Images, seed: int) -> Float[Tensor, "N d"]:
+    """The features of images as the first steps of training will see them: masked, and by statistics of the batch."""
+    model.sites()
+    features = copy.deepcopy(model.features).train()  # a copy: the statistics of batch norm stay as they are
+    like, parts = model.gp.inducing.points, []
+    with torch.no_grad():
+        for index in torch.arange(len(train)).split(100):
+            rows = train.rows[index].to(like.device)
+            noise = Noise(seed, torch.zeros_like(rows[:1]), rows)
+            parts.append(features(features.stem(train.pixels(index).to(like)), noise))
+    return torch.cat(parts)
+
+
+def _centres(c: Float[Tensor, "N d"], count: int, generator: torch.Generator | None) -> Float[Tensor, "M d"]:
+    """k-means; where there are fewer distinct points than centres, the points and middles between pairs of them."""
+    c = c.unique(dim=0)
+    if len(c) <= count:
+        pairs = torch.randint(len(c), (2, count - len(c)), generator=generator).to(c.device)
+        return torch.cat([c, c[pairs].mean(0)])
+    from sklearn.cluster import KMeans  # takes a second, and only the start of a training needs it
+
+    means = KMeans(count, n_init=1, max_iter=20, random_state=draw_seed(generator))  # pyright: ignore[reportArgumentType]
+    return torch.as_tensor(means.fit(c.cpu().numpy()).cluster_centers_).to(c)
