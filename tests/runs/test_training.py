@@ -207,6 +207,34 @@ def test_other_precisions_train_and_are_stored_as_they_were(tmp_path, precision,
     assert folder.log()[-1]["n"] == 40  # the hold-out was scored
 
 
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+@pytest.mark.parametrize("method", ["gpdnn-mcd", "cgp"])
+def test_sparse_processes_train_in_every_precision_and_are_read_back(tmp_path, method, precision):
+    folder = RunFolder(tmp_path / "run")
+    run = small(method={"name": method, "inducing": 20}, steps=4, size=12, train_size=100, holdout=0.2)
+    model = train(run, folder, Fabric(accelerator="cpu", devices=1, precision=precision))
+    assert all(math.isfinite(record.get("nll", 0)) for record in folder.log())
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    read = folder.model().state_dict()
+    assert read.keys() == model.state_dict().keys()
+    assert all(value.float().equal(read[key]) for key, value in model.state_dict().items())
+
+
+def test_an_interrupted_sparse_process_resumes_without_starting_anew(tmp_path, fabric):
+    run = small(method={"name": "gpdnn", "inducing": 20}, steps=6)
+    whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+    folder = RunFolder(tmp_path / "parts")
+
+    def interrupt(step):
+        if step.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        train(run, folder, fabric, watch=interrupt)
+    resumed = train(run, folder, fabric, resume=True)
+    assert all(value.equal(resumed.state_dict()[key]) for key, value in whole.state_dict().items())
+
+
 @pytest.mark.slow
 def test_ctrl_c_on_the_command_line_saves_and_says_how_to_resume(tmp_path):
     """A real process, a real SIGINT, at whatever moment it comes."""

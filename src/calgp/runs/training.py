@@ -228,7 +228,7 @@ def _keeping_the_last_good_state(
 
 
 def _require_finite(model: Model) -> None:
-    for name, value in model.state_dict().items():
+    for name, value in model.named_parameters():
         if not value.isfinite().all():
             raise NumericalError(f"{name} is no longer finite")
 
