@@ -12,6 +12,7 @@ from bench import straightforward
 from bench.measure import Row, compare
 from bench.step import CIFAR, MNIST, examples
 from calgp.gp import Model, predict
+from calgp.gp.laplace import shared
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES
 
@@ -42,6 +43,7 @@ def run(quick: bool) -> list[Row]:
             reach={"a loop of 50 passes, plain PyTorch": reach},
             rounds=5,
         )
+    rows += single_pass(x)
     x, _ = examples(CIFAR, 50)
     torch.manual_seed(0)
     plain = straightforward.Model(straightforward.ResNet(), straightforward.GP(64, 64, 10, sorf=True)).eval()
@@ -54,6 +56,22 @@ def run(quick: bool) -> list[Row]:
         rounds=3,
     )
     return rows + memory(quick)
+
+
+def single_pass(x: torch.Tensor) -> list[Row]:
+    """The same random features with a closed-form Gaussian over W: mean and variance in one pass of the network."""
+    torch.manual_seed(0)
+    model = METHODS["cnn-laplace"].build(MNIST, BACKBONES["lenet"])
+    with torch.no_grad():
+        model.gp.fit([model.features(model.stem(x))], shared)
+    masked = masked_model("element")
+    return compare(
+        QUESTION,
+        "LeNet, SORF, 100 images, 1,024 frequencies",
+        ("last-layer Laplace, one pass", lambda: predict(model, x, samples=SAMPLES)),
+        {"calgp.predict, element masks": lambda: predict(masked, x, samples=SAMPLES)},
+        rounds=5,
+    )
 
 
 def memory(quick: bool) -> list[Row]:
