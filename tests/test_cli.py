@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from calgp import cli
 from calgp.data import load
 from calgp.errors import CalgpError
+from calgp.methods import METHODS
 
 SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
 
@@ -107,7 +108,12 @@ def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
 def test_methods_and_sources_are_listed(run_cli):
     status, output = run_cli("methods", "--json")
     assert status == 0 and "cnn-gp-rf" in json.loads(output)
-    assert "cnn-gp-sorf" in run_cli("methods")[1]
+    listed = run_cli("methods")[1].splitlines()
+    assert [line.split()[0] for line in listed[: len(METHODS)]] == list(METHODS)  # one line each
+    one = run_cli("methods", "gpdnn")[1]
+    assert "--set method.inducing=200" in one and "k-means" in one
+    status, output = run_cli("methods", "svm")
+    assert status == 1 and "no method 'svm'" in output and "gpdnn-mcd" in output
     status, output = run_cli("sources", "--json")
     here = {row["name"]: row["here"] for row in json.loads(output)}
     assert here["digits"] and here["letters"] and not here["mnist"]

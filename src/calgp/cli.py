@@ -269,22 +269,34 @@ def report(
 
 
 @app.command()
-def methods(as_json: JsonOption = False) -> None:
-    """List the methods, with the options that --set method.NAME=VALUE takes.
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Tell of this one: its options and what they are now.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the methods, one line each; or tell of one and of the options that --set method.NAME=VALUE takes.
 
-    Example: calgp methods
+    Example: calgp methods && calgp methods gpdnn
     """
     import dataclasses
+    import inspect
 
     from calgp.methods import METHODS
 
+    if name is not None and name not in METHODS:
+        raise CalgpError(f"There is no method {name!r}; there are {', '.join(METHODS)}.")
+    chosen = METHODS if name is None else {name: METHODS[name]}
+    options = {key: dataclasses.asdict(method) for key, method in chosen.items()}  # type: ignore[call-overload]
     if as_json:
-        return print(json.dumps({name: dataclasses.asdict(method) for name, method in METHODS.items()}))  # type: ignore[call-overload]
-    table = Table("method", "what it is", "options (--set method.NAME=VALUE)")
-    for name, method in METHODS.items():
-        options = dataclasses.asdict(method)  # type: ignore[call-overload]
-        table.add_row(name, method.summary, escape(", ".join(f"{key}={value}" for key, value in options.items())))
-    out.print(table)
+        return print(json.dumps(options))
+    if name is None:
+        table = Table(box=None, show_header=False)
+        for key, method in METHODS.items():
+            table.add_row(f"[bold]{key}[/]", escape(method.in_one_line()))
+        out.print(table)
+        return out.print("\nOptions of one: calgp methods NAME. Costs and when to use which: docs/methods.md.")
+    out.print(f"[bold]{name}[/]: {escape(METHODS[name].in_one_line())}\n")
+    out.print(escape(inspect.getdoc(type(METHODS[name])) or ""), "\n")
+    out.print(escape("\n".join(f"--set method.{key}={value}" for key, value in options[name].items())))
 
 
 @app.command()

@@ -16,6 +16,10 @@ class Method(ABC):
     summary: ClassVar[str]
     calibrator: str | None = None  # a name in calgp.calibration: fitted on the hold-out at the end of training
 
+    def in_one_line(self) -> str:
+        """What it is with these options, for lists."""
+        return self.summary
+
     @abstractmethod
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> Model:
         """The model, with everything that is drawn once (Ω, signs, first weights) drawn from `generator`."""

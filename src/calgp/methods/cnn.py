@@ -24,13 +24,16 @@ class Cnn(Method):
     calibrator: none, or temperature, vector, platt or isotonic, fitted on the hold-out (a tenth, unless given).
     """
 
-    summary: ClassVar[str] = "plain CNN with fully connected layers, a point estimate; with a calibrator: CNN+CAL"
+    summary: ClassVar[str] = "CNN with fully connected layers, a point estimate"
 
     calibrator: str | None = None
 
     def __post_init__(self) -> None:
         if self.calibrator is not None:
             calibration.find(self.calibrator)
+
+    def in_one_line(self) -> str:
+        return self.summary + (f", and {self.calibrator} on a hold-out" if self.calibrator else "")
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnModel":
         features = backbone.build(task, UNMASKED, generator=generator)

@@ -70,6 +70,12 @@ class CnnGp(Method):
             self._masking(keep)
         self._theta(None)
 
+    def in_one_line(self) -> str:
+        name = {"variational": "RF", "sorf": "SORF"}.get(self.frequencies, self.frequencies)
+        layers = f"deep GP of {self.depth} layers" if self.depth > 1 else "GP"
+        scale = "√d" if self.lengthscale is None else f"{self.lengthscale:g}"
+        return f"CNN+{layers} by random features ({name}), inferred by masks, ℓ = {scale}"
+
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnGpModel":
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)
         sizes = layer_sizes(features.out_features, task.classes, depth=self.depth, width=self.width)

@@ -46,7 +46,7 @@ class Gpdnn(Method):
     granularity, inverted: how masks are drawn (calgp.gp.Masking).
     """
 
-    summary: ClassVar[str] = "convolutional features, sparse Gaussian process on inducing points, end to end"
+    summary: ClassVar[str] = "CNN+sparse GP on inducing points among the features"
 
     inducing: int = 200
     kernel: Literal["rbf", "arc-cosine-1"] = "rbf"
@@ -70,6 +70,9 @@ class Gpdnn(Method):
 
     def _theta(self) -> Theta:
         return Theta(self.lengthscale, self.sigma, self.ard, learn=True)
+
+    def in_one_line(self) -> str:
+        return self.summary + (", masked filters" if self.keep_filters < 1 else "")
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "GpdnnModel":
         masking = self._masking()
