@@ -87,8 +87,10 @@ def choose(work: Path) -> None:
 
 
 def run(work: Path) -> None:
-    jobs = [(name, size, seed) for size in (10_000, 60_000, 1000) for seed in SEEDS[size][:1] for name in METHODS]
+    jobs = [(name, 10_000, 0) for name in METHODS] + [("CNN+MCD", 60_000, 0), ("GPDNN+MCD", 60_000, 0)]
+    jobs += [(name, size, 0) for size in (1000, 60_000) for name in METHODS]
     jobs += [(name, size, seed) for size in (1000, 10_000) for seed in SEEDS[size][1:] for name in METHODS]
+    jobs = [(name, size, seed) for name, size, seed in dict.fromkeys(jobs) if size < 60_000 or name not in SMALL]
 
     def one(job: tuple[str, int, int]) -> None:
         name, size, seed = job
@@ -112,7 +114,6 @@ def run(work: Path) -> None:
         (kept / "times.json").write_text(json.dumps(times | {"parameters": parameters(folder)}) + "\n")
         print(key, times, flush=True)
 
-    jobs = [(name, size, seed) for name, size, seed in jobs if size < 60_000 or name not in SMALL]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, jobs))
     print(f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.0f} s of processor time")
