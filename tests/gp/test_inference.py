@@ -373,3 +373,31 @@ def test_calibrated_probabilities_leave_what_the_samples_said():
         predict(Toy(), [(x[rows], rows)], samples=8).calibrated(flatter[rows]) for rows in torch.arange(5).split(3)
     )
     torch.testing.assert_close(halves.mutual_information, after.mutual_information, rtol=0, atol=1e-5)
+
+
+class OneGaussian(Point):
+    """A network without any mask whose latent functions are Gaussian."""
+
+    def sample(self, h, noise):
+        mean = self.linear(h, noise).unsqueeze(0)
+        return Latent(mean, torch.ones_like(mean))
+
+
+@pytest.mark.parametrize("memory", [1, 10**4, 10**6])
+def test_draws_of_a_gaussian_fit_in_the_memory_and_do_not_change_with_it(memory):
+    model, x, sizes = OneGaussian(), images(), []
+    whole = predict(model, x, samples=33)
+    assert whole.samples == 33 * model.likelihood.draws
+    log_probs = model.likelihood.log_probs
+    model.likelihood.log_probs = lambda *args: sizes.append(log_probs(*args).numel()) or log_probs(*args)
+    bounded = predict(model, x, samples=33, memory=memory)
+    one_sample_of_a_row = 16 * 4  # draws and classes
+    assert max(sizes[2:]) <= max(memory // 64, one_sample_of_a_row)  # 16 times the bytes of the result
+    for name in ("log_probs", "expected_entropy", "variance"):
+        torch.testing.assert_close(getattr(bounded, name), getattr(whole, name), **SEED_ONLY)
+
+
+def test_a_point_is_computed_once_whatever_the_memory():
+    result = predict(Point(), images(), samples=50, memory=1)
+    assert result.samples == 1
+    torch.testing.assert_close(result.log_probs, predict(Point(), images(), samples=50).log_probs)

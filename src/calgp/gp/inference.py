@@ -190,12 +190,15 @@ def _predict_batch(
         noise = Noise(seed, torch.arange(first, last, device=x.device), rows)
         return model.likelihood.log_probs(model.sample(h, noise), noise)
 
-    size, chunk = len(x), samples  # a network without sites is the same for all samples
     if model.sites():
-        budget = MEMORY[x.device.type == "cpu"] if memory is None else memory
-        fit = budget // _footprint(model, lambda: draw(0, 1, rows[:1], h[:1]))  # samples of a row
-        size = min(max(fit // samples, 1), len(x))
-        chunk = max(fit // size, 1)
+        one = _footprint(model, lambda: draw(0, 1, rows[:1], h[:1]))
+    else:  # the network is the same for all samples; what grows with them are the draws of a Gaussian latent, if any
+        first, both = (draw(0, count, rows[:1], h[:1]) for count in (1, 2))
+        samples = samples if len(both) > len(first) else 1
+        one = 16 * first.numel() * first.element_size()  # in double precision, with what they are made of
+    fit = (MEMORY[x.device.type == "cpu"] if memory is None else memory) // one  # samples of a row
+    size = min(max(fit // samples, 1), len(x))
+    chunk = max(fit // size, 1)
     for h_part, rows_part in zip(h.split(size), rows.split(size), strict=True):
         chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
         parts = (_Moments.of(draw(first, last, rows_part, h_part)) for first, last in chunks)
