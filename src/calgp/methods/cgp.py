@@ -35,7 +35,7 @@ class Cgp(Method):
     likelihood: softmax (by draws of f), or robust-max (in closed form; the original's).
     """
 
-    summary: ClassVar[str] = "GP over the patches of an image, inducing patches, no network"
+    summary: ClassVar[str] = "GP over the patches of an image, no network"
 
     inducing: int = 500
     patch: int = 5

@@ -24,7 +24,7 @@ class Cnn(Method):
     calibrator: none, or temperature, vector, platt or isotonic, fitted on the hold-out (a tenth, unless given).
     """
 
-    summary: ClassVar[str] = "CNN with fully connected layers, a point estimate"
+    summary: ClassVar[str] = "CNN with its fully connected layers, a point"
 
     calibrator: str | None = None
 
@@ -33,7 +33,7 @@ class Cnn(Method):
             calibration.find(self.calibrator)
 
     def in_one_line(self) -> str:
-        return self.summary + (f", and {self.calibrator} on a hold-out" if self.calibrator else "")
+        return self.summary + (f", and a {self.calibrator}" if self.calibrator else "")
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnModel":
         features = backbone.build(task, UNMASKED, generator=generator)
@@ -48,7 +48,7 @@ class CnnMcd(Method):
     granularity, inverted: how masks are drawn (calgp.gp.Masking).
     """
 
-    summary: ClassVar[str] = "CNN with Monte Carlo dropout: masks in front of every layer but the first"
+    summary: ClassVar[str] = "CNN with Monte Carlo dropout"
 
     keep: float = 0.5
     keep_filters: float = 0.5

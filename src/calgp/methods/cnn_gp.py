@@ -72,9 +72,9 @@ class CnnGp(Method):
 
     def in_one_line(self) -> str:
         name = {"variational": "RF", "sorf": "SORF"}.get(self.frequencies, self.frequencies)
-        layers = f"deep GP of {self.depth} layers" if self.depth > 1 else "GP"
+        layers = f", {self.depth} layers" if self.depth > 1 else ""
         scale = "√d" if self.lengthscale is None else f"{self.lengthscale:g}"
-        return f"CNN+{layers} by random features ({name}), inferred by masks, ℓ = {scale}"
+        return f"CNN+GP({name}){layers}, inferred by masks, ℓ = {scale}"
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnGpModel":
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)

@@ -46,7 +46,7 @@ class Gpdnn(Method):
     granularity, inverted: how masks are drawn (calgp.gp.Masking).
     """
 
-    summary: ClassVar[str] = "CNN+sparse GP on inducing points among the features"
+    summary: ClassVar[str] = "CNN+sparse GP on inducing points"
 
     inducing: int = 200
     kernel: Literal["rbf", "arc-cosine-1"] = "rbf"

@@ -37,7 +37,7 @@ class CnnLaplace(Method):
     lengthscale, sigma, learn_theta, ard: as in `CnnGp`.
     """
 
-    summary: ClassVar[str] = "CNN+GP by random features, Laplace's Gaussian over W: a single pass"
+    summary: ClassVar[str] = "CNN+GP, Laplace's Gaussian over W in a single pass"
 
     frequencies: Literal["sorf", "gaussian", "orthogonal"] = "sorf"
     kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = "arc-cosine-1"

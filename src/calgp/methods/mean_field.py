@@ -23,7 +23,7 @@ class MeanFieldGp(Method):
     kernel, n_rf, ratio, depth, width, lengthscale, sigma, learn_theta, ard: as in `CnnGp`.
     """
 
-    summary: ClassVar[str] = "CNN+GP by random features, mean-field Gaussian over W instead of masks"
+    summary: ClassVar[str] = "CNN+GP, mean-field Gaussian over W instead of masks"
 
     frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = "sorf"
     kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = "arc-cosine-1"

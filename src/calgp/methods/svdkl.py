@@ -31,7 +31,7 @@ class Svdkl(Method):
     grid: inducing points of each.
     """
 
-    summary: ClassVar[str] = "CNN+one-dimensional GPs of the features on grids, mixed (needs GPyTorch)"
+    summary: ClassVar[str] = "CNN+one-dimensional GPs on grids, mixed (needs GPyTorch)"
 
     reduced: int = 64
     grid: int = 64
