@@ -24,7 +24,7 @@ class Cnn(Method):
     calibrator: none, or temperature, vector, platt or isotonic, fitted on the hold-out (a tenth, unless given).
     """
 
-    summary: ClassVar[str] = "CNN with its fully connected layers, a point"
+    summary: ClassVar[str] = "CNN with fully connected layers, a point"
 
     calibrator: str | None = None
 
