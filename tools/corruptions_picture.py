@@ -1,4 +1,4 @@
-"""Draw every corruption of some test images: kinds from top to bottom, severities 0 (untouched) to 5 from left to right.
+"""Draw every corruption of some test images: kinds from top to bottom, severities 0 (untouched) to 5 from left.
 
 usage: python tools/corruptions_picture.py docs/corruptions.png [SOURCE]     (digits unless given)
 """
@@ -13,7 +13,13 @@ from PIL import Image, ImageDraw, ImageFont
 from calgp.data import Images, load
 from calgp.data.corruptions import CORRUPTIONS, SEVERITIES, corrupted
 
-SHOWN, ENLARGED, GAP, MARGIN, HEAD = 3, 2, 10, 110, 34  # images a cell; pixels a pixel; the rest in pixels of the drawing
+SHOWN, ENLARGED, GAP, MARGIN, HEAD = (
+    3,
+    2,
+    10,
+    110,
+    34,
+)  # images a cell; pixels a pixel; the rest in pixels of the drawing
 
 
 def main(out: str, source: str = "digits") -> None:

@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from calgp import metrics
-from calgp.data import from_dataset, load
+from calgp.data import Corruption, corrupted, from_dataset, load
 from calgp.errors import CalgpError
 from calgp.runs import RunFolder, TrainingData, evaluate, predict_files, score, train
 from calgp.runs.evaluation import test_images as images_for  # a name that pytest does not collect
@@ -94,6 +95,19 @@ def test_evaluating_leaves_the_model_file_alone(trained, fabric):
     evaluate(trained, fabric, samples=2, source="letters")
     evaluate(trained, fabric, samples=4, source="letters")
     assert (trained.path / "model.safetensors").read_bytes() == before
+
+
+def test_a_corruption_is_of_the_images_and_of_nothing_else(trained, tmp_path, fabric):
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    found = evaluate(folder, fabric, samples=4, corruption=Corruption("blur", 4))
+    images = corrupted(load("digits", "test"), "blur", 4, seed=0)
+    assert found.source == "digits~blur-4" and found.summary["checksum"] == images.checksum()
+    stored = folder.tensors(folder.predictions_name("digits", corruption="blur-4"))
+    plain = evaluate(folder, fabric, samples=4, images=images, source="blurred").summary
+    assert found.summary["scores"] == plain["scores"] and plain["corruption"] is None
+    assert torch.equal(stored["log_probs"], folder.tensors(folder.predictions_name("blurred"))["log_probs"])
+    assert folder.shifted() == [found.summary]
+    assert [evaluation["source"] for evaluation in folder.evaluations()] == ["blurred", "digits", "letters"]
 
 
 def test_any_pytorch_data_set_trains_and_is_evaluated(tmp_path, fabric):

@@ -17,8 +17,9 @@ from .images import Images
 GREY = 128
 SEVERITIES = (1, 2, 3, 4, 5)
 
-# Chosen by eye on 28×28 digits and 32×32 photographs (tools/corruptions_picture.py draws them): the damage grows with each
-# step, the first is slight, and a person still names most pictures at the fifth. Lengths are shares of the shorter side.
+# Chosen by eye on 28×28 digits and 32×32 photographs (tools/corruptions_picture.py draws them): the damage grows with
+# each step, the first is slight, and a person still names most pictures at the fifth. Lengths are shares of the shorter
+# side, so that larger pictures suffer alike.
 STRENGTHS: dict[str, tuple[float, ...]] = {
     "noise": (0.04, 0.08, 0.13, 0.19, 0.26),  # standard deviation, of white
     "blur": (0.015, 0.022, 0.030, 0.039, 0.050),  # standard deviation of the Gaussian
@@ -137,5 +138,6 @@ def _bytes(x: np.ndarray) -> np.ndarray:
 
 
 _MAKE: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]] = {
-    "noise": _noise, "blur": _blur, "contrast": _contrast, "rotation": _rotation, "occlusion": _occlusion, "jpeg": _jpeg,
+    "noise": _noise, "blur": _blur, "contrast": _contrast,
+    "rotation": _rotation, "occlusion": _occlusion, "jpeg": _jpeg,
 }  # fmt: skip
