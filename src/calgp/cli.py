@@ -129,10 +129,10 @@ def evaluate(
     A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
     was trained. The results of both stand side by side in the folder, in reports and in comparisons.
 
-    --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1 to
-    5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the others,
-    as of mnist~noise-3; comparisons and reports stay with the images as they are. The images depend on --corrupt-seed
-    alone, not on --seed.
+    --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1
+    to 5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the
+    others, as of mnist~noise-3; comparisons and reports stay with the images as they are. What is random in the images
+    depends on --corrupt-seed, not on --seed.
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from calgp import metrics
 from calgp.data import Corruption, corrupted, from_dataset, load
 from calgp.errors import CalgpError
-from calgp.runs import RunFolder, TrainingData, evaluate, predict_files, score, train
+from calgp.runs import RunFolder, TrainingData, calibrate, evaluate, predict_files, score, train
 from calgp.runs.evaluation import test_images as images_for  # a name that pytest does not collect
 
 from .conftest import small
@@ -108,6 +108,16 @@ def test_a_corruption_is_of_the_images_and_of_nothing_else(trained, tmp_path, fa
     assert torch.equal(stored["log_probs"], folder.tensors(folder.predictions_name("blurred"))["log_probs"])
     assert folder.shifted() == [found.summary]
     assert [evaluation["source"] for evaluation in folder.evaluations()] == ["blurred", "digits", "letters"]
+
+
+def test_corrupted_images_of_a_calibrated_run_have_both_in_their_names(trained, tmp_path, fabric):
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    calibrate(folder, fabric, samples=2)
+    for calibrated in (True, False):
+        evaluate(folder, fabric, samples=2, corruption=Corruption("jpeg", 1), calibrated=calibrated)
+    names = {path.name for path in folder.path.glob("scores-*~*")}
+    assert names == {"scores-digits~jpeg-1.json", "scores-digits~jpeg-1.temperature.json"}
+    assert {summary["calibrator"] for summary in folder.shifted()} == {None, "temperature"}
 
 
 def test_any_pytorch_data_set_trains_and_is_evaluated(tmp_path, fabric):

@@ -95,8 +95,8 @@ def evaluate(
     """Predict test images, score them, and keep both in the folder.
 
     The images are those of a source, the run's own by default; or `images`, which `source` then only names. A run that
-    has been calibrated is scored so unless `calibrated` is false; the files of both stand side by side. Images are
-    predicted under `corruption` if there is one; its files, too, stand beside the others, as of the source mnist~noise-3.
+    has been calibrated is scored so unless `calibrated` is false; the files of both stand side by side. With a
+    `corruption` the images are made worse first; its files, too, stand beside the others, as of mnist~noise-3.
     """
     fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source

@@ -79,8 +79,8 @@ class RunFolder:
     """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, calibration, predictions and scores.
 
     Predictions and scores of calibrated probabilities have the calibrator in their names: scores-mnist.temperature.json
-    stands beside scores-mnist.json. Those of corrupted images have the corruption: scores-mnist~noise-3.json. An ensemble
-    has no model of its own; its run.json names those of its members.
+    stands beside scores-mnist.json. Those of corrupted images have the corruption: scores-mnist~noise-3.json.
+    An ensemble has no model of its own; its run.json names those of its members.
     """
 
     def __init__(self, path: Path | str) -> None:
