@@ -18,8 +18,8 @@ GREY = 128
 SEVERITIES = (1, 2, 3, 4, 5)
 
 # Chosen by eye on 28×28 digits and 32×32 photographs (tools/corruptions_picture.py draws them): the damage grows with
-# each step, the first is slight, and a person still names most pictures at the fifth. Lengths are shares of the shorter
-# side, so that larger pictures suffer alike.
+# each step, the first is slight; at the fifth a person reads the digits, and photographs are at the limit of what can
+# be named. Lengths are shares of the shorter side, so that larger pictures suffer alike.
 STRENGTHS: dict[str, tuple[float, ...]] = {
     "noise": (0.04, 0.08, 0.13, 0.19, 0.26),  # standard deviation, of white
     "blur": (0.015, 0.022, 0.030, 0.039, 0.050),  # standard deviation of the Gaussian
