@@ -105,6 +105,59 @@ def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
     assert status == 0 and 0 <= json.loads(output)["scores"]["err"] <= 1
 
 
+def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli_run, tmp_path):
+    copy = shutil.copytree(cli_run, tmp_path / "copy")
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    compared = run_cli("compare", "copy", "--json")
+    status, output = run_cli("evaluate", "copy", "--corrupt", "noise:3", "--json", "-S", "2")
+    summary = json.loads(output)
+    assert status == 0 and summary["source"] == "digits~noise-3" and not summary["outside"]
+    assert summary["corruption"] == {"of": "digits", "kind": "noise", "severity": 3, "seed": 0}
+    assert json.loads((copy / "scores-digits~noise-3.json").read_text()) == summary
+    new = {path.name for path in copy.iterdir()} - set(before)
+    assert new == {"scores-digits~noise-3.json", "predictions-digits~noise-3.safetensors"}
+    assert {name: (copy / name).read_bytes() for name in before} == before
+    assert run_cli("compare", "copy", "--json") == compared
+    assert run_cli("report", "copy", "--out", "report.html")[0] == 0
+    assert "noise" not in re.sub(r"<svg.*?</svg>", "", Path("report.html").read_text(), flags=re.DOTALL)
+
+
+def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    status, output = run_cli("evaluate", "copy", "--corrupt", "contrast", "--json", "-S", "2")
+    found = json.loads(output)
+    assert status == 0 and [summary["corruption"]["severity"] for summary in found] == [1, 2, 3, 4, 5]
+    assert len({summary["checksum"] for summary in found}) == 5
+    status, output = run_cli("evaluate", "copy", "--corrupt", "contrast", "-S", "2")
+    assert status == 0 and "digits under contrast: 1,000 test images" in output
+    assert [f"{summary['scores']['mnll']:.4f}" in output for summary in found] == [True] * 5
+    status, output = run_cli("evaluate", "copy", "--corrupt", "jpeg", "--source", "letters", "-S", "2")
+    assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: doubt alone
+
+
+def test_corrupted_images_depend_on_their_own_seed_alone(run_cli, cli_run, tmp_path):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    sums = [
+        json.loads(run_cli("evaluate", "copy", "--corrupt", "occlusion:2", "--json", "-S", "1", *seeds)[1])["checksum"]
+        for seeds in (["--seed", "0"], ["--seed", "1"], ["--corrupt-seed", "1"])
+    ]
+    assert sums[0] == sums[1] != sums[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--corrupt", "fog:1"], "no corruption 'fog'"),
+        (["--corrupt", "noise:0"], "severity=0"),
+        (["--corrupt", "noise:much"], "KIND:SEVERITY"),
+        (["--corrupt", "noise:1", "--corrupt-seed", "-1"], "seed -1"),
+    ],
+)
+def test_corruptions_that_cannot_be_are_refused(run_cli, cli_run, options, says):
+    status, output = run_cli("evaluate", cli_run, *options)
+    assert status == 1 and says in output
+
+
 def test_methods_and_sources_are_listed(run_cli):
     status, output = run_cli("methods", "--json")
     assert status == 0 and "cnn-gp-rf" in json.loads(output)

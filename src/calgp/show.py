@@ -77,6 +77,20 @@ def evaluation_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def shift_table(summaries: list[dict[str, Any]]) -> Table:
+    """The scores against the severity of a corruption; of outside images, only their doubt."""
+    first = summaries[0]
+    names = () if first["outside"] else METRICS
+    title = f"{first['corruption']['of']} under {first['corruption']['kind']}: {first['n']:,} test images"
+    if first["calibrator"] is not None:
+        title += f", calibrated ({first['calibrator']})"
+    table = Table("severity", *map(str.upper, names), "mean entropy", title=title, title_justify="left")
+    for summary in summaries:
+        numbers = [*(summary["scores"][name] for name in names), summary["mean_entropy"]]
+        table.add_row(str(summary["corruption"]["severity"]), *(f"{value:.4f}" for value in numbers))
+    return table
+
+
 def calibration_table(found: dict[str, Any]) -> Table:
     """What a calibrator does to the hold-out that it was fitted on."""
     numbers = {name: value for name, value in found["parameters"].items() if isinstance(value, float)}

@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -7,9 +8,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from calgp import metrics
-from calgp.data import from_dataset, load
+from calgp.data import Corruption, corrupted, from_dataset, load
 from calgp.errors import CalgpError
-from calgp.runs import RunFolder, TrainingData, evaluate, predict_files, score, train
+from calgp.runs import RunFolder, TrainingData, calibrate, evaluate, predict_files, score, train
 from calgp.runs.evaluation import test_images as images_for  # a name that pytest does not collect
 
 from .conftest import small
@@ -94,6 +95,29 @@ def test_evaluating_leaves_the_model_file_alone(trained, fabric):
     evaluate(trained, fabric, samples=2, source="letters")
     evaluate(trained, fabric, samples=4, source="letters")
     assert (trained.path / "model.safetensors").read_bytes() == before
+
+
+def test_a_corruption_is_of_the_images_and_of_nothing_else(trained, tmp_path, fabric):
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    found = evaluate(folder, fabric, samples=4, corruption=Corruption("blur", 4))
+    images = corrupted(load("digits", "test"), "blur", 4, seed=0)
+    assert found.source == "digits~blur-4" and found.summary["checksum"] == images.checksum()
+    stored = folder.tensors(folder.predictions_name("digits", corruption="blur-4"))
+    plain = evaluate(folder, fabric, samples=4, images=images, source="blurred").summary
+    assert found.summary["scores"] == plain["scores"] and plain["corruption"] is None
+    assert torch.equal(stored["log_probs"], folder.tensors(folder.predictions_name("blurred"))["log_probs"])
+    assert folder.shifted() == [found.summary]
+    assert [evaluation["source"] for evaluation in folder.evaluations()] == ["blurred", "digits", "letters"]
+
+
+def test_corrupted_images_of_a_calibrated_run_have_both_in_their_names(trained, tmp_path, fabric):
+    folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
+    calibrate(folder, fabric, samples=2)
+    for calibrated in (True, False):
+        evaluate(folder, fabric, samples=2, corruption=Corruption("jpeg", 1), calibrated=calibrated)
+    names = {path.name for path in folder.path.glob("scores-*~*")}
+    assert names == {"scores-digits~jpeg-1.json", "scores-digits~jpeg-1.temperature.json"}
+    assert {summary["calibrator"] for summary in folder.shifted()} == {None, "temperature"}
 
 
 def test_any_pytorch_data_set_trains_and_is_evaluated(tmp_path, fabric):

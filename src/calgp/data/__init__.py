@@ -1,5 +1,6 @@
 """Pictures: published image sets, folders of one's own, and the small sets that come with calgp."""
 
+from .corruptions import CORRUPTIONS, SEVERITIES, Corruption, corrupted
 from .datasets import from_dataset
 from .fetch import download
 from .folder import Folder
@@ -7,4 +8,7 @@ from .images import Images
 from .source import data_directory
 from .sources import SOURCES, load, open_source
 
-__all__ = ["SOURCES", "Folder", "Images", "data_directory", "download", "from_dataset", "load", "open_source"]
+__all__ = [
+    "CORRUPTIONS", "SEVERITIES", "SOURCES", "Corruption", "Folder", "Images", "corrupted", "data_directory", "download",
+    "from_dataset", "load", "open_source",
+]  # fmt: skip

@@ -1,7 +1,7 @@
 """From a trained model and images to predictions, scores and files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calgp import metrics
 from calgp.calibration import Calibrator
-from calgp.data import Images, load
+from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Model, Predictive, predict_batches
@@ -89,36 +89,44 @@ def evaluate(
     seed: int = 0,
     convert: bool = False,
     calibrated: bool = True,
+    corruption: Corruption | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Predict test images, score them, and keep both in the folder.
 
     The images are those of a source, the run's own by default; or `images`, which `source` then only names. A run that
-    has been calibrated is scored so unless `calibrated` is false; the files of both stand side by side.
+    has been calibrated is scored so unless `calibrated` is false; the files of both stand side by side. With a
+    `corruption` the images are made worse first; its files, too, stand beside the others, as of mnist~noise-3.
     """
     fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source
     if images is None:
         images = test_images(folder, source, directory=directory, convert=convert)
     check_form(images, card.task, source)
+    shift, named = None, source
+    if corruption is not None:
+        images = corrupted(images, corruption.kind, corruption.severity, seed=corruption.seed)
+        shift, named = corruption.label, f"{source}~{corruption.label}"
     predictor = Predictor.of(folder, fabric, calibrated=calibrated)
     outside = images.classes != card.classes
     columns, outcomes, kept = _predicted(predictor, images, samples=samples, seed=seed, outside=outside, watch=watch)
     calibration = folder.calibration() if calibrated else None
     calibrator = None if calibration is None else calibration["calibrator"]
-    summary = {"source": source, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
+    summary = {"source": named, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
     summary |= {"calibrator": calibrator, "calibration": calibration}
     summary |= {"convert": convert, "checksum": images.checksum()}
+    summary["corruption"] = None if corruption is None else {"of": source} | asdict(corruption)
     summary["mean_entropy"] = columns["entropy"].mean().item()
     summary["mean_mutual_information"] = columns["mutual_information"].mean().item()
     if outcomes is not None:
         summary |= _inside(outcomes, kept.get("log_probs"), images.y, seed)
     else:
         summary |= _outside(folder, card.run.source, calibrator, columns, seed)
-    told = {"source": source, "samples": samples, "seed": seed, "classes": list(card.classes), "names": images.names}
-    folder.write_tensors(folder.predictions_name(source, calibrator), columns | kept, told | {"calibrator": calibrator})
-    folder.write_evaluation(source, summary)
-    return Evaluation(source, outside, outcomes, columns, summary)
+    told = {"source": named, "samples": samples, "seed": seed, "classes": list(card.classes), "names": images.names}
+    name = folder.predictions_name(source, calibrator, shift)
+    folder.write_tensors(name, columns | kept, told | {"calibrator": calibrator})
+    folder.write_evaluation(source, summary, shift)
+    return Evaluation(named, outside, outcomes, columns, summary)
 
 
 def test_images(folder: RunFolder, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:

@@ -79,7 +79,8 @@ class RunFolder:
     """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, calibration, predictions and scores.
 
     Predictions and scores of calibrated probabilities have the calibrator in their names: scores-mnist.temperature.json
-    stands beside scores-mnist.json. An ensemble has no model of its own; its run.json names those of its members.
+    stands beside scores-mnist.json. Those of corrupted images have the corruption: scores-mnist~noise-3.json.
+    An ensemble has no model of its own; its run.json names those of its members.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -233,16 +234,23 @@ class RunFolder:
                 continue
         return sorted(records.values(), key=lambda record: record["step"])
 
-    def write_evaluation(self, source: str, scores: dict[str, Any]) -> None:
+    def write_evaluation(self, source: str, scores: dict[str, Any], corruption: str | None = None) -> None:
         """Keep scores, beside those of the same source with another calibrator or none (`scores["calibrator"]`)."""
-        self._write_json(f"scores-{_result(source, scores.get('calibrator'))}.json", scores)
+        self._write_json(f"scores-{_result(source, scores.get('calibrator'), corruption)}.json", scores)
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """What the run was evaluated on: the contents of its scores-*.json."""
-        return [self._read_json(path.name) for path in sorted(self.path.glob("scores-*.json"))]
+        """What the run was evaluated on, images as they are: the contents of its scores-*.json."""
+        return [self._read_json(name) for name in self._scores() if "~" not in name]
 
-    def predictions_name(self, source: str, calibrator: str | None = None) -> str:
-        return f"predictions-{_result(source, calibrator)}.safetensors"
+    def shifted(self) -> list[dict[str, Any]]:
+        """What the run was evaluated on, images corrupted: the contents of its scores-*~*.json."""
+        return [self._read_json(name) for name in self._scores() if "~" in name]
+
+    def predictions_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
+        return f"predictions-{_result(source, calibrator, corruption)}.safetensors"
+
+    def _scores(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("scores-*.json"))
 
     def _is_ensemble(self) -> bool:
         return (self.path / "run.json").is_file() and bool(self.card().members)
@@ -323,9 +331,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _result(source: str, calibrator: str | None) -> str:
-    """The part of a file's name that tells what was predicted; a slug has no dot, so the two cannot be mixed up."""
-    return slug(source) if calibrator is None else f"{slug(source)}.{calibrator}"
+def _result(source: str, calibrator: str | None, corruption: str | None) -> str:
+    """The part of a file's name that tells what was predicted; a slug has neither ~ nor dot, so none is mixed up."""
+    shift = "" if corruption is None else f"~{corruption}"
+    return slug(source) + shift + ("" if calibrator is None else f".{calibrator}")
 
 
 def _task(card: Card) -> str:
