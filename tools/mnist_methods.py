@@ -109,7 +109,7 @@ def run(work: Path) -> None:
             return
         kept.mkdir(parents=True, exist_ok=True)
         for file in [*folder.glob("*.json"), folder / "log.jsonl"]:
-            shutil.copy(file, kept)
+            (kept / file.name).write_text(file.read_text().replace(str(folder), folder.name))  # no paths of a machine
         times = {"name": name, "train_seconds": round(trained), "predict_seconds": round(predicted)}
         (kept / "times.json").write_text(json.dumps(times | {"parameters": parameters(folder)}) + "\n")
         print(key, times, flush=True)
