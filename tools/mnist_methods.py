@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "GPDNN": ("gpdnn", {}, "3e-3"),
     "GPDNN+MCD": ("gpdnn-mcd", {}, "6e-3"),
     "SVDKL": ("svdkl", {}, "3e-3"),
-    "CNN+Laplace": ("cnn-laplace", {"lengthscale": 1.0}, "3e-3"),
+    "CNN+Laplace": ("cnn-laplace", {"lengthscale": 1.0, "covariance": "gaussian"}, "3e-3"),
     "CNN+GP mean-field": ("cnn-gp-mf", {"lengthscale": 1.0, "deviation": 0.03}, "6e-3"),
     "CGP": ("cgp", {}, "1e-2"),
 }
