@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from calgp.errors import CalgpError
 from calgp.methods import CnnGp, Method
 from calgp.runs import Run
 
@@ -360,3 +361,12 @@ _SHIFT = Experiment(
 EXPERIMENTS: dict[str, Experiment] = {
     each.name: each for each in (*_EVERY, *([_SHIFT] if importlib.util.find_spec("calgp.data.corruptions") else []))
 }
+
+
+def chosen(name: str) -> list[Experiment]:
+    """An experiment by its name, or all of them."""
+    if name == "all":
+        return list(EXPERIMENTS.values())
+    if name not in EXPERIMENTS:
+        raise CalgpError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}, and all.")
+    return [EXPERIMENTS[name]]

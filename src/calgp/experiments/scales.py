@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from calgp.data import SOURCES
+from calgp.errors import CalgpError
 from calgp.methods import METHODS, Cgp, CnnGp, CnnMcd, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
 from calgp.runs import Run
@@ -238,3 +239,9 @@ def _paper() -> Scale:
 
 
 SCALES: dict[str, Scale] = {scale.name: scale for scale in (_small(), _laptop(), _paper())}
+
+
+def find_scale(name: str) -> Scale:
+    if name not in SCALES:
+        raise CalgpError(f"There is no scale {name!r}; there are {', '.join(SCALES)}.")
+    return SCALES[name]
