@@ -90,7 +90,7 @@ def cost(jobs: list[Job], processes: int) -> str:
         return "Nothing is missing."
     hours = sum(job.seconds for job in jobs) / 3600
     return (
-        f"{len(jobs)} runs are missing: about {hours:,.1f} hours of one core, {hours / processes:,.1f} hours with --jobs "
+        f"{len(jobs)} runs are missing: about {hours:,.1f} hours of one core, {hours / processes:,.1f} with --jobs "
         f"{processes}; a GPU may be some 50 times as fast as a core. An estimate from the size of the networks."
     )
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from calgp.runs.folder import environment, reporting, write_whole
 
 from .paper import Experiment, Published
 from .reproduce import key
-from .rows import PAPER, Cell, Row
+from .rows import DETECTION, PAPER, Cell, Row
 from .scales import Scale
 from .verdicts import Part, Verdict
 
@@ -29,10 +30,15 @@ NAMES = {
     "entropy_inside": "entropy inside", "entropy_outside": "entropy outside", "auroc": "AUROC",
     "aupr_out": "AUPR, outside", "aupr_in": "AUPR, inside", "fpr95": "FPR95", "prediction_ms": "ms a prediction",
 }  # fmt: skip
+BELOW = {  # what stands below a number: intervals or not
+    False: "Mean over seeds; below it ± its standard error, or, of a single seed, (± half the bootstrap interval over "
+    "test images).",
+    True: "Mean over seeds; below it the 95 % interval, of seeds or of test images, whichever is wider.",
+}
 WARNINGS = {
     "smoke": "Smoke scale: tiny networks, a few steps, embedded digits. It shows that everything runs; its numbers say "
     "nothing about the paper, and panels only stand for the data and networks that they are named after.",
-    "laptop": "Laptop scale: smaller training sets, shorter budgets and smaller ResNets than the paper's, stated below.",
+    "laptop": "Laptop scale: smaller training sets, shorter budgets, smaller ResNets than the paper's; stated below.",
     "paper": None,
 }
 
@@ -226,7 +232,7 @@ def _joined(tables: Sequence[Mapping[str, Any]]) -> Bins:
     return Bins(tables[0]["edges"], count, average("accuracy"), average("confidence"))
 
 
-def _summed(histograms: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+def _summed(histograms: Sequence[Mapping[str, Any]]) -> tuple[Sequence[float], Sequence[float]]:
     counts = [sum(column) for column in zip(*(each["count"] for each in histograms), strict=True)]
     return histograms[0]["edges"], counts
 
@@ -247,21 +253,28 @@ def _numbers(experiment: Experiment, panel: str, rows: Sequence[Row]) -> Table:
         published = published_for(experiment, row, rows)
         cells: list[tuple[str, str]] = []
         for metric in experiment.metrics:
-            cells.append(_cell(row, metric))
+            cells.append(_cell(row, metric, experiment.intervals))
             if metric in known:
                 value = None if published is None else published.values.get(metric)
                 cells.append(("–" if value is None else f"{value:g}", ""))
         names = [row.method, *([f"{row.x:,g}"] if experiment.axis else []), f"{len(row.details)} of {row.planned}"]
         lines.append((names, cells))
     names = ["method", *([experiment.axis] if experiment.axis else []), "seeds"]
-    return Table(f"{panel}. Mean over seeds; below it ± half the 95 % interval.", names, columns, lines)
+    return Table(f"{panel}. {BELOW[experiment.intervals]}", names, columns, lines)
 
 
-def _cell(row: Row, metric: str) -> tuple[str, str]:
-    value, half = row.mean(metric), row.half(metric)
+def _cell(row: Row, metric: str, intervals: bool) -> tuple[str, str]:
+    value, error, half = row.mean(metric), row.error(metric), row.half(metric)
     if value is None:
         return "not run", ""
-    return _form(metric, value), "" if half is None else f"± {half:.4f}"
+    if intervals and half is not None:
+        least, most = (0.0, 1.0) if metric in DETECTION else (0.0, math.inf)
+        return _form(
+            metric, value
+        ), f"{_form(metric, max(least, value - half))} – {_form(metric, min(most, value + half))}"
+    if error is not None:
+        return _form(metric, value), f"± {error:.4f}"
+    return _form(metric, value), "" if half is None else f"(± {half:.4f})"
 
 
 def _trained(cells: Sequence[Cell], rows: Sequence[Row]) -> Table:

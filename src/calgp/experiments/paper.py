@@ -52,7 +52,7 @@ class Experiment:
     """A figure or table of the paper, or one beyond it.
 
     claim: in a sentence. cells: what is run, by the scale. metrics: the columns of its table. axis: what x is.
-    log: x on a logarithmic scale. notes: what a reader must know to compare.
+    log: x on a logarithmic scale. intervals: in the table, instead of standard errors. notes: what readers must know.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Experiment:
     metrics: tuple[str, ...] = PAPER
     axis: str = ""
     log: bool = False
+    intervals: bool = False
     notes: tuple[str, ...] = ()
 
     def planned(self, scale: Scale, *, authors: bool = False) -> tuple[Cell, ...]:
@@ -111,7 +112,7 @@ _FIGURE1 = tuple(
 
 
 def _largest(scale: Scale, methods: tuple[str, ...], panels: tuple[str, ...]) -> tuple[Cell, ...]:
-    """Methods on panels, at the largest training size at which the scale runs the panel; what it leaves out is empty."""
+    """Methods on panels, at the panel's largest training size; a cell that the scale leaves out has no runs."""
     cells = []
     for panel in panels:
         setting = scale.settings[panel]
@@ -141,7 +142,7 @@ def _depths(scale: Scale) -> tuple[Cell, ...]:
     return tuple(
         Cell(
             RF, CIFAR10_DEPTH, float(depth),
-            _with_method(runs, lambda m, depth=depth: replace(m, depth=depth, width=scale.width if depth > 1 else None)),
+            _with_method(runs, lambda m, n=depth: replace(m, depth=n, width=scale.width if n > 1 else None)),
             setting.samples,
         )
         for depth in scale.depths
@@ -295,11 +296,11 @@ _EVERY = (
         "CNN+CAL is not, also with a deep network.",
         _outside,
         (
-            verdicts.exceeds("Entropy is higher outside than inside for CNN+GP", OURS, "entropy_outside", "entropy_inside"),
+            verdicts.exceeds("CNN+GP doubts what is outside more", OURS, "entropy_outside", "entropy_inside"),
             verdicts.lower("CNN+GP tells notMNIST from MNIST better than CNN+CAL (FPR95)", OURS, (CAL,), ("fpr95",)),
             verdicts.alike("CNN+GP(RF) is comparable with CNN+MCD (AUROC)", RF, MCD, ("auroc",)),
         ),
-        "densities", metrics=("err", "entropy_inside", "entropy_outside", *DETECTION),
+        "densities", metrics=("err", "entropy_inside", "entropy_outside", *DETECTION), intervals=True,
         notes=("The paper shows densities and prints no numbers; the table is calgp's own.",),
     ),
     Experiment(

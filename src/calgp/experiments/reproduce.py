@@ -1,4 +1,4 @@
-"""Run what an experiment lacks, like make: a run's folder is named by its content, and what is done is not done again."""
+"""Run what an experiment lacks, like make: a run's folder is named by its content; what is done stays done."""
 
 import hashlib
 import json
@@ -9,12 +9,14 @@ import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
 
+from calgp.data import SOURCES, data_directory
 from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, keep_freed_memory, to_json, train
 from calgp.runs.evaluation import test_images
@@ -23,6 +25,7 @@ from calgp.runs.folder import reporting, write_whole
 from .rows import Cell, Row, evaluation, row_of, test_name
 from .scales import seconds, test_count
 
+FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one run; the others go on
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
 
 
@@ -45,6 +48,11 @@ class Job:
         tests = len(self.tests) * test_count(self.run.source) + sum(map(test_count, self.outside))
         return seconds(self.run, self.samples, tests)
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The image sets that it needs."""
+        return (self.run.source, *self.outside)
+
     def lacks(self, folder: RunFolder) -> bool:
         """Whether an evaluation is still to be made."""
         return any(evaluation(folder, self.run, name, self.samples) is None for name in self.names())
@@ -56,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far all jobs together are, in estimated seconds of work; `done` counts jobs, and `failed` those that failed."""
+    """How far all jobs together are, in estimated seconds of work; `done` and `failed` count jobs."""
 
     work: float
     whole: float
@@ -97,14 +105,14 @@ def key(run: Run) -> str:
 
 
 def jobs_of(cells: Iterable[Cell]) -> list[Job]:
-    """The runs of all cells, each once, with all that they are tested on; the cheapest first, so that pages fill early."""
+    """The runs of all cells, each once, with all that they are tested on; the cheapest first."""
     found: dict[tuple[str, int], Job] = {}
     for cell in cells:
         for run in cell.runs:
             name = key(run), cell.samples
             job = found.get(name, Job(run, cell.samples))
             tests = tuple(dict.fromkeys((*job.tests, cell.test)))
-            outside = tuple(dict.fromkeys((*job.outside, *([cell.outside] if cell.outside else []))))
+            outside = job.outside + ((cell.outside,) if cell.outside and cell.outside not in job.outside else ())
             found[name] = Job(run, cell.samples, tests, outside)
     return sorted(found.values(), key=lambda job: job.seconds)
 
@@ -132,7 +140,7 @@ def done_folder(job: Job, where: Where, results: Mapping[str, Sequence[RunFolder
 
 
 def perform(job: Job, where: Where, watch: Callable[[float], None] = lambda share: None) -> None:
-    """Train a run, or go on with it, and make the evaluations that it lacks. Killed at any moment, it can be repeated."""
+    """Train a run, or go on with it, and make the evaluations that it lacks. It may be killed at any moment."""
     folder, fabric = RunFolder(where.runs / job.key), Fabric(accelerator="auto", devices=1)
 
     def step(step: Step) -> None:
@@ -185,7 +193,16 @@ def run_missing(
 ) -> dict[str, str]:
     """Run what is missing for some cells; what failed, by key, with the reason. The others go on."""
     todo = missing(cells, where)
+    absent = {source for job in todo for source in job.sources if not SOURCES[source].is_here(where.data)}
+    left_out = [job for job in todo if absent & set(job.sources)]
+    todo = [job for job in todo if not absent & set(job.sources)]
     tally = _Tally(sum(job.seconds for job in todo), len(todo))
+    for source in sorted(absent):
+        count = sum(source in job.sources for job in left_out)
+        tally.failures[source] = (
+            f"{source} is not in {data_directory(where.data)}, so {count} runs were not made; --data or CALGP_DATA "
+            "names its folder."
+        )
     watch(tally.progress(""))
     if todo and jobs == 1:
         _here(todo, where, tally, watch)
@@ -217,7 +234,7 @@ def _here(todo: Sequence[Job], where: Where, tally: _Tally, watch: Callable[[Pro
             perform(job, where, share)
         except Interrupted:
             raise Interrupted("Stopped; nothing is lost. The same command goes on where it was.") from None
-        except CalgpError as error:
+        except FAILURES as error:
             tally.failures[job.key] = f"{name}: {error}"
         tally.work, tally.done = tally.work + job.seconds, tally.done + 1
         watch(tally.progress(name))
@@ -250,7 +267,11 @@ def _ended(future: Future[None], job: Job, tally: _Tally) -> None:
         future.result()
     except Interrupted:
         raise KeyboardInterrupt from None
-    except CalgpError as error:
+    except BrokenProcessPool:
+        raise CalgpError(
+            "A process died, perhaps for want of memory; nothing is lost. The same command goes on; try fewer --jobs."
+        ) from None
+    except FAILURES as error:
         tally.failures[job.key] = f"{job.run.label} on {job.run.source}, seed {job.run.seed}: {error}"
 
 

@@ -104,10 +104,8 @@ def test_name(source: str, test: tuple[str, int] | None) -> str:
 
 def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> dict[str, Any] | None:
     """The evaluation of a run on a source as its method means it (calibrated, where that is part of the method)."""
-    for found in folder.evaluations():
-        if (found["source"], found.get("calibrator"), found["samples"]) == (source, run.method.calibrator, samples):
-            return found
-    return None
+    found = folder.evaluation(source, run.method.calibrator)
+    return found if found is not None and found["samples"] == samples else None
 
 
 def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:

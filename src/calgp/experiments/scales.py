@@ -118,7 +118,7 @@ def faithful(run: Run) -> Run:
 
 def seconds(run: Run, samples: int, tests: int) -> float:
     """About how long a run takes on one core of a 2020s server; good for sums and bars, not for promises."""
-    ms = _milliseconds(run.backbone, SOURCES[run.source].channels)  # a forward pass of one image
+    ms = _milliseconds(run.backbone, SOURCES[run.source].channels or 3)  # a forward pass of one image
     images = IMAGES[run.source] if run.train_size is None else run.train_size
     trained = run.total_steps(images) * run.batch_size * 3 * ms * _factor(run)
     passes = samples if isinstance(run.method, CnnGp | CnnMcd) or getattr(run.method, "keep_filters", 1) < 1 else 1

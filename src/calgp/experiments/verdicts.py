@@ -28,6 +28,11 @@ class Part:
     def interval(self) -> tuple[float, float] | None:
         return None if self.half is None else (self.difference - self.half, self.difference + self.half)
 
+    @property
+    def told(self) -> str:
+        ends = self.interval
+        return f"{self.difference:.4f} ({'no interval' if ends is None else f'{ends[0]:.4f} … {ends[1]:.4f}'})"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -48,9 +53,14 @@ class Verdict:
         """How the comparisons went."""
         if not self.parts:
             return "not run"
+        if len(self.parts) == 1:
+            return f"{self.parts[0].what}: {self.parts[0].told}"
         count = {state: sum(part.state == state for part in self.parts) for state in ("held", "not held", "undecided")}
-        of = "1 comparison" if len(self.parts) == 1 else f"{len(self.parts)} comparisons"
-        return f"of {of}: {count['held']} for it, {count['not held']} against, {count['undecided']} undecided"
+        counts = f"{count['held']} for it, {count['not held']} against, {count['undecided']} undecided"
+        worst = max(
+            self.parts, key=lambda part: (part.state == "not held", part.state == "undecided", abs(part.difference))
+        )
+        return f"of {len(self.parts)} comparisons {counts}; the least for it: {worst.what}: {worst.told}"
 
 
 def difference(a: Row, b: Row, metric: str) -> tuple[float, float | None] | None:

@@ -241,6 +241,11 @@ class RunFolder:
         """What the run was evaluated on: the contents of its scores-*.json."""
         return [self._read_json(path.name) for path in sorted(self.path.glob("scores-*.json"))]
 
+    def evaluation(self, source: str, calibrator: str | None = None) -> dict[str, Any] | None:
+        """What the run was found to be on a source with a calibrator or none; None if it was not evaluated so."""
+        name = f"scores-{_result(source, calibrator)}.json"
+        return self._read_json(name) if (self.path / name).is_file() else None
+
     def predictions_name(self, source: str, calibrator: str | None = None) -> str:
         return f"predictions-{_result(source, calibrator)}.safetensors"
 
