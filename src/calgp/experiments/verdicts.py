@@ -17,12 +17,21 @@ FLOOR = 0.005  # … or by less than this
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison: a difference with its 95 % interval (None: of a single run without one)."""
+    """One comparison: a difference with half its 95 % interval (None: of a single run without one).
+
+    against: how far it is on the other side of the claim; below 0 on the claim's own.
+    """
 
     what: str
     difference: float
     half: float | None
-    state: State
+    against: float
+
+    @property
+    def state(self) -> State:
+        if self.half is None or abs(self.against) <= self.half:
+            return "undecided"
+        return "held" if self.against < 0 else "not held"
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -31,7 +40,8 @@ class Part:
     @property
     def told(self) -> str:
         ends = self.interval
-        return f"{self.difference:.4f} ({'no interval' if ends is None else f'{ends[0]:.4f} … {ends[1]:.4f}'})"
+        told = "no interval" if ends is None else f"{ends[0]:.4f} … {ends[1]:.4f}"
+        return f"{self.difference:.4f} ({told})".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ def below(claim: str, methods: Iterable[str], metric: str, bound: float) -> Judg
 
     def judge(rows: Rows) -> Verdict:
         parts = [
-            Part(f"{row.label}: {metric.upper()} − {bound:g}", value - bound, half, _state(value - bound, half))
+            Part(f"{row.label}: {metric.upper()} − {bound:g}", value - bound, half, value - bound)
             for row in rows
             if row.method in methods and (value := row.mean(metric)) is not None
             for half in [row.half(metric)]
@@ -154,7 +164,7 @@ def exceeds(claim: str, methods: Iterable[str], more: str, less: str) -> Judge:
                 gaps = Row(row.method, row.panel, row.x, {"gap": tuple(b - a for a, b in pairs)})
                 value, half = gaps.mean("gap") or 0.0, gaps.half("gap")
                 what = f"{row.label}: {less.replace('_', ' ')} − {more.replace('_', ' ')}"
-                parts.append(Part(what, value, half, _state(value, half)))
+                parts.append(Part(what, value, half, value))
         return Verdict(claim, tuple(parts))
 
     methods = tuple(methods)
@@ -174,7 +184,7 @@ def _meet(a: Row, b: Row) -> bool:
 def _less(a: Row, b: Row, metric: str) -> list[Part]:
     if (found := difference(a, b, metric)) is None:
         return []
-    return [Part(_against(a, b, metric), *found, _state(*found))]
+    return [Part(_against(a, b, metric), *found, found[0])]
 
 
 def _near(a: Row, b: Row, metric: str) -> list[Part]:
@@ -182,25 +192,13 @@ def _near(a: Row, b: Row, metric: str) -> list[Part]:
         return []
     value, half = found
     margin = max(FLOOR, ALIKE * max(abs(a.mean(metric) or 0.0), abs(b.mean(metric) or 0.0)))
-    state: State = "undecided"
-    if half is not None and abs(value) + half <= margin:
-        state = "held"
-    elif half is not None and abs(value) - half > margin:
-        state = "not held"
-    return [Part(f"{_against(a, b, metric)} (alike: within {margin:.2g})", value, half, state)]
+    return [Part(f"{_against(a, b, metric)} (alike: within {margin:.2g})", value, half, abs(value) - margin)]
 
 
 def _sided(row: Row, metric: str, sign: Literal[-1, 1]) -> Part:
     value, half = row.mean(metric) or 0.0, row.half(metric)
     told = "confidence − accuracy" if metric == "gap" else metric.upper()
-    return Part(f"{row.label}: {told}", value, half, _state(-sign * value, half))
-
-
-def _state(difference: float, half: float | None) -> State:
-    """Of the claim that a difference is below 0."""
-    if half is None or abs(difference) <= half:
-        return "undecided"
-    return "held" if difference < 0 else "not held"
+    return Part(f"{row.label}: {told}", value, half, -sign * value)
 
 
 def _against(a: Row, b: Row, metric: str) -> str:

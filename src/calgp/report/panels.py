@@ -59,24 +59,24 @@ def curves(
     with drawing():
         figure = canvas(WIDE, 60 + 190 * len(panels))
         grid = figure.subplots(len(panels), len(metrics), squeeze=False)
-        for row, (panel, columns) in zip(grid, panels.items(), strict=True):
+        for number, (row, (panel, columns)) in enumerate(zip(grid, panels.items(), strict=True), 1):
             for place, (axes, (metric, lines)) in enumerate(zip(row, columns.items(), strict=True)):
                 for line in lines:
                     _draw_line(axes, line, *styled[line.label])
                 if not any(line.points for line in lines):
                     axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", alpha=0.6)
                     axes.set(xticks=(), yticks=())
-                _dress(axes, [x for line in lines for x, _, _ in line.points], log)
-                if row is grid[0]:
+                _dress(axes, [point for line in lines for point in line.points], log)
+                if number == 1:
                     axes.set_title(metric, size=13)
-                if row is grid[-1]:
+                if number == len(panels):
                     axes.set_xlabel(axis)
                 if place == 0:
                     axes.set_ylabel(plain(panel, 26))
         _shared_legend(
             figure, {line.label for columns in panels.values() for ls in columns.values() for line in ls}, styled
         )
-        return _drawn(figure, f"{', '.join(metrics)} against {axis}.")
+        return _drawn(figure, f"{', '.join(metrics)} against {axis}; bars are 95 % intervals.")
 
 
 def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Bins | None, str]]]]) -> Drawn:
@@ -106,7 +106,7 @@ def densities(panels: Sequence[tuple[str, Sequence[Density | str]]], *, names: t
     with drawing():
         figure = canvas(WIDE, 60 + 190 * len(panels))
         grid = figure.subplots(len(panels), columns, squeeze=False)
-        for row, (panel, shown) in zip(grid, panels, strict=True):
+        for number, (row, (panel, shown)) in enumerate(zip(grid, panels, strict=True), 1):
             for place, (axes, each) in enumerate(zip(row, shown, strict=False)):
                 if isinstance(each, str):
                     axes.set_title(plain(each, 22), size=12)
@@ -119,7 +119,7 @@ def densities(panels: Sequence[tuple[str, Sequence[Density | str]]], *, names: t
                     axes.set_ylim(bottom=0)
                     axes.xaxis.set_major_locator(MaxNLocator(3))
                     axes.yaxis.set_major_locator(MaxNLocator(3))
-                if row is grid[-1]:
+                if number == len(panels):
                     axes.set_xlabel("entropy, nats")
                 axes.set_ylabel(f"{plain(panel, 26)}\ndensity" if place == 0 else "")
         lines = [
@@ -160,19 +160,20 @@ def _draw_line(axes: Axes, line: Line, colour: str, mark: str) -> None:
             axes.vlines(x, max(y - half, 0.0), y + half, color=colour, linewidth=1, alpha=0.55)
 
 
-def _dress(axes: Axes, xs: Sequence[float], log: bool) -> None:
-    if xs and log:
+def _dress(axes: Axes, points: Sequence[tuple[float, float, float | None]], log: bool) -> None:
+    """Ticks at what was run; intervals of few seeds may leave the picture, so that the values can be told apart."""
+    if not points:
+        return
+    ticks = sorted({x for x, _, _ in points})
+    if log:
         axes.set_xscale("log")
-        ticks = sorted(set(xs))
-        axes.set_xticks(ticks if len(ticks) < 4 else [ticks[0], ticks[len(ticks) // 2], ticks[-1]])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.minorticks_off()
-    elif xs:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    if xs:
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.set_ylim(bottom=0)
+    axes.set_xticks(ticks if len(ticks) < 7 else ticks[:: len(ticks) // 3])
+    axes.margins(x=0.12)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.set_ylim(0, 1.2 * max(y for _, y, _ in points) or 1)
 
 
 def _draw_density(axes: Axes, edges: Sequence[float], counts: Sequence[float], colour: str, dashes: object) -> None:
