@@ -166,7 +166,7 @@ def _draw_curves(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[R
 
     def line(method: str, members: Sequence[Row], metric: str) -> Line:
         own = [row for row in members if row.method == method and row.values and row.x is not None]
-        return Line(method, [(row.x or 0.0, row.mean(metric) or 0.0, row.half(metric)) for row in own])
+        return Line(method, [(row.x or 0.0, row.mean(metric) or 0.0, row.spread(metric)) for row in own])
 
     panels = {
         panel: {NAMES[metric]: [line(method, members, metric) for method in methods] for metric in metrics}
@@ -207,7 +207,7 @@ def _draw_densities(experiment: Experiment, cells: Sequence[Cell], rows: Sequenc
 def _draw_ladders(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
     def points(members: Sequence[Row], metric: str) -> list[tuple[str, float | None, float | None, float | None]]:
         return [
-            (row.method, row.mean(metric), row.half(metric),
+            (row.method, row.mean(metric), row.spread(metric),
              None if (p := published_for(experiment, row, rows)) is None else p.values.get(metric))
             for row in members
         ]  # fmt: skip

@@ -72,6 +72,11 @@ class Row:
         values = self.values.get(metric, ())
         return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
+    def spread(self, metric: str) -> float | None:
+        """What figures show around a mean: its standard error, or of one seed half the interval over test images."""
+        error = self.error(metric)
+        return self.halves.get(metric) if error is None else error
+
     def half(self, metric: str) -> float | None:
         """Half a 95 % interval: chance of training (Student's t over seeds) or of the test set, the larger one."""
         error, test = self.error(metric), self.halves.get(metric)

@@ -172,7 +172,7 @@ def _small() -> Scale:
             GPDNN: (_method("gpdnn", inducing=20), 1e-2), GPDNN_MCD: (_method("gpdnn-mcd", inducing=20), 1e-2),
             CGP: (_method("cgp", inducing=20), 1e-2), SVDKL: (_method("svdkl", reduced=8, grid=16), 1e-2),
         },
-        batch_size=32, schedule="one-cycle", depths=(1, 2), width=8, severities=(1, 5),
+        batch_size=32, schedule="one-cycle", depths=(1, 2), width=8, severities=(3,),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from .figures import Bins, draw_reliability
 from .svg import INK, PALETTE, canvas, drawing, marked, plain, quiet, rendered
 
 WIDE = 860  # of the page's whole column
+BARS = "bars are standard errors over seeds, or the 95 % interval over test images of a single one"
 # colour and mark of a method, the same in all figures; marks tell what colours may not
 STYLES = tuple(
     zip((*PALETTE, INK, *PALETTE), ("o", "s", "v", "^", "X", "P", "*", "D", "<", ">", "h", "p", "d"), strict=True)
@@ -30,7 +31,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Line:
-    """A method's values against x, with half an interval where it is known."""
+    """A method's values against x, with its standard error, or what else is known of its chance."""
 
     label: str
     points: Sequence[tuple[float, float, float | None]]
@@ -54,7 +55,7 @@ def styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 def curves(
     panels: Mapping[str, Mapping[str, Sequence[Line]]], *, axis: str, log: bool, styled: Mapping[str, tuple[str, str]]
 ) -> Drawn:
-    """A row of axes for each panel, a column for each metric; bars are 95 % intervals."""
+    """A row of axes for each panel, a column for each metric."""
     metrics = list(next(iter(panels.values())))
     with drawing():
         figure = canvas(WIDE, 60 + 190 * len(panels))
@@ -76,7 +77,7 @@ def curves(
         _shared_legend(
             figure, {line.label for columns in panels.values() for ls in columns.values() for line in ls}, styled
         )
-        return _drawn(figure, f"{', '.join(metrics)} against {axis}; bars are 95 % intervals.")
+        return _drawn(figure, f"{', '.join(metrics)} against {axis}; {BARS}.")
 
 
 def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Bins | None, str]]]]) -> Drawn:
@@ -135,7 +136,7 @@ def ladders(
     *,
     styled: Mapping[str, tuple[str, str]],
 ) -> Drawn:
-    """Rows of a table as dots: (label, measured, half an interval, published); a diamond is the published number."""
+    """Rows of a table as dots: (label, measured, its error, published); a diamond is the published number."""
     metrics = list(next(iter(panels.values())))
     rows = [max(len(column) for column in columns.values()) for columns in panels.values()]
     with drawing():
@@ -146,7 +147,7 @@ def ladders(
                 _draw_ladder(axes, points, styled)
                 axes.set_yticks(range(len(points)), [plain(label, 36) for label, *_ in points] if place == 0 else [])
                 axes.set_title(f"{panel}\n{metric}" if place == 0 else metric, size=12, loc="left")
-        return _drawn(figure, f"{', '.join(metrics)} of each row, with 95 % intervals; diamonds are published numbers.")
+        return _drawn(figure, f"{', '.join(metrics)} of each row; {BARS}; diamonds are published numbers.")
 
 
 def _draw_line(axes: Axes, line: Line, colour: str, mark: str) -> None:
@@ -161,7 +162,7 @@ def _draw_line(axes: Axes, line: Line, colour: str, mark: str) -> None:
 
 
 def _dress(axes: Axes, points: Sequence[tuple[float, float, float | None]], log: bool) -> None:
-    """Ticks at what was run; intervals of few seeds may leave the picture, so that the values can be told apart."""
+    """Ticks at what was run; bars may leave the picture, so that the values can be told apart."""
     if not points:
         return
     ticks = sorted({x for x, _, _ in points})
