@@ -4,8 +4,10 @@ import hashlib
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -245,7 +247,7 @@ def _in_processes(
 ) -> None:
     """Each process has one thread; a run under way is watched by the log that it writes."""
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=quiet, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=work_alone) as pool:
         futures: dict[Future[None], Job] = {pool.submit(perform, job, where): job for job in todo}
         try:
             pending = set(futures)
@@ -285,11 +287,22 @@ def _share(job: Job, where: Where) -> float:
         return 0.0
 
 
-def quiet(threads: int | None = None) -> None:
-    """What a process that works needs first. Ctrl-C is the parent's; a training under way hears it itself and saves."""
+def work_alone() -> None:
+    """What a process of the pool needs first: one thread, no chatter, and an end when its parent ends.
+
+    Ctrl-C is the parent's business; a training under way hears it itself, and saves.
+    """
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
     keep_freed_memory()
-    if threads is not None:
-        torch.set_num_threads(threads)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    """A parent that is killed cannot end its processes: they would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
