@@ -319,7 +319,7 @@ def reproduce(
         out.print(f"{each.name}: {page}", soft_wrap=True)
     if failures:
         again = shlex.join([*command[:2], name, *command[3:]])
-        raise CalgpError(f"{len(failures)} runs failed; `{again}` tries them again. " + " ".join(failures.values()))
+        raise CalgpError(f"Not everything could be run; `{again}` tries again. " + " ".join(failures.values()))
 
 
 @app.command()

@@ -134,6 +134,13 @@ def test_key_is_of_the_whole_description():
     assert len({key(each) for each in (run, *changed)}) == 6
 
 
+def test_laptop_runs_are_those_of_the_comparison_on_mnist():
+    """tools/mnist_methods.py makes them by `calgp train`; its results count here, being equal as data."""
+    given = {"source": "mnist", "method": {"name": "cnn-gp-rf-paper", "n_rf": 1024, "keep_omega": 0.9}}
+    given |= {"backbone": "lenet", "steps": 2000, "seed": 1, "learning_rate": 6e-3, "schedule": "one-cycle"}
+    assert key(from_json(given | {"train_size": 10_000})) == key(SCALES["laptop"].run(RF, MNIST, 10_000, 1))
+
+
 def test_train_command_names_every_option():
     run = dataclasses.replace(SCALES["smoke"].run(RF, MNIST, 200, 1), kl_weight=0.5, batch_size=7)
     words = train_command(run)

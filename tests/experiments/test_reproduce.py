@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shlex
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from calgp import cli
 from calgp.errors import CalgpError
 from calgp.experiments import EXPERIMENTS, SCALES, Cell, Where, jobs_of, reproduce, rows_of, run_missing
-from calgp.experiments.page import table_of, write_experiment
+from calgp.experiments.page import table_of, train_command, write_experiment
 from calgp.experiments.scales import MNIST
 from calgp.methods import METHODS
 from calgp.nets import LeNet
@@ -224,6 +225,14 @@ def test_pages_without_runs_say_not_run_and_tell_the_cost(tmp_path, monkeypatch)
     page = (tmp_path / "reproduced/paper/fig1/report.html").read_text()
     assert "not run" in page and "0.294" in page
     assert not (tmp_path / "reproduced/runs").exists()
+
+
+def test_the_command_of_a_training_trains_that_very_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = dataclasses.replace(SCALES["smoke"].run("CNN+GP(RF)", MNIST, 100, 1), steps=1, kl_weight=0.5, holdout=0.2)
+    result = CliRunner().invoke(cli.app, [*shlex.split(train_command(run))[1:], "--out", "run"])
+    assert result.exit_code == 0, result.output
+    assert reproduce.key(RunFolder("run").card().run) == reproduce.key(run)
 
 
 def test_list_names_every_experiment():

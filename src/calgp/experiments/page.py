@@ -57,7 +57,8 @@ def write_experiment(
     """Write all files of an experiment into `out`; the path of its page."""
     found = [judge(rows) for judge in experiment.verdicts]
     drawn = draw(experiment, cells, rows)
-    notes = [*experiment.notes, *(f"Failed: {reason}" for reason in (failures or {}).values())]
+    own = {name for cell in cells for run in cell.runs for name in (key(run), run.source, cell.outside)}
+    failed = [f"Failed: {reason}" for name, reason in (failures or {}).items() if name in own]
     page = experiment_page(
         name=experiment.name,
         title=experiment.title,
@@ -72,7 +73,7 @@ def write_experiment(
         commands=[shlex.join(command)],
         trainings=[train_command(run) for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
         environment=_versions(rows),
-        notes=notes,
+        notes=[*experiment.notes, *failed],
     )
     plain = table_of(experiment, rows)
     told = {

@@ -60,7 +60,9 @@ class Scale:
     methods: Mapping[str, tuple[Method, float]]
     batch_size: int
     schedule: str
-    epochs: float = 1.0
+    epochs: float = (
+        10.0  # where a setting has no steps; else a run's own default, so that keys are those of `calgp train`
+    )
     depths: tuple[int, ...] = (1, 2, 3)
     width: int | None = None  # of a hidden layer of the deep GP; None: as many as features, as the authors have it
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
