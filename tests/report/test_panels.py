@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree as ET
 
 from calgp.report.figures import Bins
-from calgp.report.panels import Density, Drawn, Line, curves, densities, ladders, reliabilities, styles
+from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 
 METHODS = [f"method {n}" for n in range(8)]
 
@@ -56,3 +56,8 @@ def test_same_input_same_bytes():
     lines = [Line("method 0", [(1, 0.2, 0.01)])]
     first, second = (curves({"p": {"ERR": lines}}, axis="depth", log=False, styled=styles(METHODS)) for _ in range(2))
     assert first == second
+
+
+def test_frontier_has_every_method():
+    points = [("method 0", 0.1, 0.02, 0.001), ("method 1", 5.0, 0.01, None), ("method 2", 9.0, 0.03, None)]
+    assert drawn(frontiers({"p": points, "q": points[:1]}, styled=styles(METHODS)), "line") == 4

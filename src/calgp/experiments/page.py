@@ -14,7 +14,7 @@ from calgp.methods import METHODS
 from calgp.nets import BACKBONES
 from calgp.report.experiment import Judged, Table, experiment_page
 from calgp.report.figures import Bins
-from calgp.report.panels import Density, Drawn, Line, curves, densities, ladders, reliabilities, styles
+from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
 from calgp.runs.folder import environment, reporting, write_whole
@@ -56,7 +56,9 @@ def write_experiment(
 ) -> Path:
     """Write all files of an experiment into `out`; the path of its page."""
     found = [judge(rows) for judge in experiment.verdicts]
-    drawn = draw(experiment, cells, rows)
+    drawings = {experiment.name: draw(experiment, cells, rows)}
+    if experiment.frontier and (drawn := draw_frontier(rows)) is not None:
+        drawings[f"{experiment.name}-frontier"] = drawn
     own = {name for cell in cells for run in cell.runs for name in (key(run), run.source, cell.outside)}
     failed = [f"Failed: {reason}" for name, reason in (failures or {}).items() if name in own]
     page = experiment_page(
@@ -66,8 +68,7 @@ def write_experiment(
         facts=_facts(scale, rows, authors),
         warning=WARNINGS[scale.name],
         judged=[_judged(verdict) for verdict in found],
-        figure=drawn.svg,
-        says=drawn.says,
+        figures=[(drawn.svg, drawn.says) for drawn in drawings.values()],
         tables=[_numbers(experiment, panel, rows) for panel in dict.fromkeys(row.panel for row in rows)],
         trained=_trained(cells, rows),
         commands=[shlex.join(command)],
@@ -87,8 +88,8 @@ def write_experiment(
     }
     files = {
         "report.html": page.encode("utf-8", "replace"),
-        f"{experiment.name}.svg": drawn.svg.encode(),
-        f"{experiment.name}.png": drawn.png,
+        **{f"{name}.svg": drawn.svg.encode() for name, drawn in drawings.items()},
+        **{f"{name}.png": drawn.png for name, drawn in drawings.items()},
         "table.csv": _csv(plain).encode(),
         "table.json": (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode(),
     }
@@ -129,6 +130,19 @@ def draw(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> 
         "reliability": _draw_reliabilities, "curves": _draw_curves, "densities": _draw_densities, "dots": _draw_ladders,
     }  # fmt: skip
     return kinds[experiment.drawing](experiment, cells, rows)
+
+
+def draw_frontier(rows: Sequence[Row]) -> Drawn | None:
+    """Calibration against the cost of a prediction, at the largest x of each method; None where no cost is known."""
+    panels: dict[str, list[tuple[str, float, float, float | None]]] = {}
+    for panel, members in _panels(rows).items():
+        largest = {
+            row.method: row for row in sorted(members, key=lambda row: row.x or 0.0) if row.mean("prediction_ms")
+        }
+        for row in largest.values():
+            cost, error = row.mean("prediction_ms") or 0.0, row.mean("ece") or 0.0
+            panels.setdefault(panel, []).append((row.method, cost, error, row.spread("ece")))
+    return frontiers(panels, styled=styles([row.method for row in rows])) if panels else None
 
 
 def train_command(run: Run) -> str:

@@ -52,7 +52,8 @@ class Experiment:
     """A figure or table of the paper, or one beyond it.
 
     claim: in a sentence. cells: what is run, by the scale. metrics: the columns of its table. axis: what x is.
-    log: x on a logarithmic scale. intervals: in the table, instead of standard errors. notes: what readers must know.
+    log: x on a logarithmic scale. intervals: in the table, instead of standard errors.
+    frontier: also draw calibration against the cost of a prediction, at the largest x. notes: what readers must know.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Experiment:
     axis: str = ""
     log: bool = False
     intervals: bool = False
+    frontier: bool = False
     notes: tuple[str, ...] = ()
 
     def planned(self, scale: Scale, *, authors: bool = False) -> tuple[Cell, ...]:
@@ -274,7 +276,8 @@ _EVERY = (
             verdicts.alike("CNN+GP(SORF) is comparable with CNN+MCD", SORF, MCD),
             verdicts.lower("CNN+GP is better than CNN+CAL in ERR and MNLL", OURS, (CAL,), ("err", "mnll")),
         ),
-        "curves", (*_RF, *_SORF), axis="training images", log=True, notes=(_FULL_ONLY,),
+        "curves", (*_RF, *_SORF), axis="training images", log=True, frontier=True,
+        notes=(_FULL_ONLY,),
     ),
     Experiment(
         "fig3", "The depth of the deep Gaussian process",
@@ -358,7 +361,7 @@ _SHIFT = Experiment(
         verdicts.lower("CNN+GP has a lower ECE than CNN+CAL on corrupted images", OURS, (CAL,), ("ece",)),
         verdicts.trend("Corruption raises MNLL", "mnll", 1),
     ),
-    "curves", metrics=("err", "mnll", "ece", "brier", "prediction_ms"), axis="severity",
+    "curves", metrics=("err", "mnll", "ece", "brier", "prediction_ms"), axis="severity", frontier=True,
 )  # fmt: skip
 
 EXPERIMENTS: dict[str, Experiment] = {

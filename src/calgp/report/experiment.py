@@ -37,8 +37,7 @@ def experiment_page(
     facts: Sequence[tuple[str, str]],
     warning: str | None,
     judged: Sequence[Judged],
-    figure: str,
-    says: str,
+    figures: Sequence[tuple[str, str]],
     tables: Sequence[Table],
     trained: Table,
     commands: Sequence[str],
@@ -54,7 +53,7 @@ def experiment_page(
     environment_.filters["themed"] = themed
     shown: dict[str, Any] = {
         "name": name, "title": title, "claim": claim, "facts": facts, "warning": warning, "judged": judged,
-        "figure": figure, "says": says, "tables": tables, "trained": trained, "commands": commands,
+        "figures": figures, "tables": tables, "trained": trained, "commands": commands,
         "trainings": trainings, "environment": environment, "notes": notes,
     }  # fmt: skip
     return environment_.get_template("experiment.html").render(shown)

@@ -74,10 +74,56 @@ def curves(
                     axes.set_xlabel(axis)
                 if place == 0:
                     axes.set_ylabel(plain(panel, 26))
+        figure.align_ylabels()
         _shared_legend(
             figure, {line.label for columns in panels.values() for ls in columns.values() for line in ls}, styled
         )
         return _drawn(figure, f"{', '.join(metrics)} against {axis}; {BARS}.")
+
+
+def frontiers(
+    panels: Mapping[str, Sequence[tuple[str, float, float, float | None]]], *, styled: Mapping[str, tuple[str, str]]
+) -> Drawn:
+    """ECE against the milliseconds of a prediction, an axis for each panel: (label, milliseconds, ECE, its error).
+
+    The steps join what no other method beats in both.
+    """
+    columns = min(len(panels), 4)
+    lines = -(-len(panels) // columns)
+    with drawing():
+        figure = canvas(WIDE, 60 + 230 * lines)
+        grid = figure.subplots(lines, columns, squeeze=False)
+        for place, axes in enumerate(grid.flat):
+            if place >= len(panels):
+                axes.set_axis_off()
+        for place, (axes, (panel, points)) in enumerate(zip(grid.flat, panels.items(), strict=False)):
+            best = undominated([(x, y) for _, x, y, _ in points])
+            axes.plot(*zip(*best, strict=True), color=INK, alpha=0.35, drawstyle="steps-post", linewidth=1.2)
+            for label, x, y, spread in points:
+                _draw_line(axes, Line(label, [(x, y, spread)]), *styled[label])
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+            axes.set(xlabel="ms a prediction", ylabel="ECE" if place % columns == 0 else "")
+            axes.set_ylim(0, 1.2 * max(y for _, _, y, _ in points) or 1)
+            axes.set_title(plain(panel, 26), size=12, loc="left")
+            axes.margins(x=0.15)
+        _shared_legend(figure, {label for points in panels.values() for label, *_ in points}, styled)
+        return _drawn(figure, f"Calibration against the cost of a prediction; {BARS}. Down and left is better.")
+
+
+def undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of points (cost, error) those that no other beats in both, the cheapest first.
+
+    >>> undominated([(1, 5), (2, 6), (3, 2), (2.5, 5)])
+    [(1, 5), (3, 2)]
+    """
+    best: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    return best
 
 
 def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Bins | None, str]]]]) -> Drawn:
