@@ -120,6 +120,14 @@ def test_ablation_changes_one_thing_at_a_time(scale):
         assert len(changed) + len(cell.instead) == 1, (cell.method, changed)
 
 
+def test_faithful_changes_runs_and_ece_but_not_what_is_priced():
+    scale = SCALES["smoke"]
+    for cell in EXPERIMENTS["fig1"].planned(scale, authors=True):
+        assert cell.instead == (("ece", "ece_authors"),)
+        assert all(run == faithful(run) for run in cell.runs)
+    assert EXPERIMENTS["ablation"].planned(scale, authors=True) == EXPERIMENTS["ablation"].planned(scale)
+
+
 def options(run: Run) -> dict[tuple[str, str], object]:
     data = to_json(run)
     nested = {(part, name): value for part in ("method", "backbone") for name, value in data.pop(part).items()}

@@ -83,6 +83,12 @@ def test_alike_of_small_numbers_has_a_floor():
     assert verdict.state == "held"
 
 
+def test_alike_by_a_smaller_share():
+    rows = [row("a", 0.99, half=0.001), row("b", 0.93, half=0.001)]
+    states = [verdicts.alike("", "a", "b", ("err",), share=share)(rows).state for share in (0.2, 0.02)]
+    assert states == ["held", "not held"]
+
+
 def test_sign():
     rows = [row("a", gap=(-0.2, -0.21)), row("b", gap=(0.2, 0.21))]
     states = [verdicts.signed("", m, "gap", s)(rows).state for m, s in (("a", -1), ("a", 1), ("b", 1), ("b", -1))]

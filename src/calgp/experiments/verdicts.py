@@ -101,12 +101,12 @@ def lower(claim: str, better: Iterable[str], worse: Iterable[str], metrics: Sequ
     return judge
 
 
-def alike(claim: str, first: str, second: str, metrics: Sequence[str] = PAPER) -> Judge:
+def alike(claim: str, first: str, second: str, metrics: Sequence[str] = PAPER, share: float = ALIKE) -> Judge:
     """Two methods differ by little, wherever both were run: the whole interval lies within what counts as alike."""
 
     def judge(rows: Rows) -> Verdict:
         pairs = [(a, b) for a in rows for b in rows if a.method == first and b.method == second and _meet(a, b)]
-        return Verdict(claim, tuple(part for a, b in pairs for m in metrics for part in _near(a, b, m)))
+        return Verdict(claim, tuple(part for a, b in pairs for m in metrics for part in _near(a, b, m, share)))
 
     return judge
 
@@ -187,11 +187,11 @@ def _less(a: Row, b: Row, metric: str) -> list[Part]:
     return [Part(_against(a, b, metric), *found, found[0])]
 
 
-def _near(a: Row, b: Row, metric: str) -> list[Part]:
+def _near(a: Row, b: Row, metric: str, share: float) -> list[Part]:
     if (found := difference(a, b, metric)) is None:
         return []
     value, half = found
-    margin = max(FLOOR, ALIKE * max(abs(a.mean(metric) or 0.0), abs(b.mean(metric) or 0.0)))
+    margin = max(FLOOR, share * max(abs(a.mean(metric) or 0.0), abs(b.mean(metric) or 0.0)))
     return [Part(f"{_against(a, b, metric)} (alike: within {margin:.2g})", value, half, abs(value) - margin)]
 
 
