@@ -284,6 +284,60 @@ def report(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,
+    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (hours) or paper (a GPU).")] = "smoke",
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
+    jobs: Annotated[int, typer.Option(help="Runs at a time, in processes of one thread each.")] = 1,
+    faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what there is.")] = False,
+    results: Annotated[Path, typer.Option(help="Small results of finished runs are taken from here.")] = Path(
+        "results"
+    ),
+    keep: Annotated[Path | None, typer.Option(help="Copy the small results of each finished run here.")] = None,
+    data: DataOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Rerun the paper's figures and tables: run what is missing, judge its claims, write a page for each.
+
+    Stop it whenever you like: the same command goes on where it was, and nothing is run twice.
+
+    Example: calgp reproduce fig2 --scale laptop --jobs 2 --data images
+    """
+    import shlex
+
+    from calgp import experiments, show
+
+    if listed or name is None:
+        return out.print(show.experiment_table(experiments.EXPERIMENTS.values()))
+    _positive("jobs", jobs)
+    chosen = experiments.chosen(name)
+    size = experiments.find_scale(scale)
+    cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
+    where = experiments.Where(folder / "runs", results, keep, data)
+    everything = [cell for planned in cells.values() for cell in planned]
+    if scale != "smoke":
+        out.print(show.cost(experiments.missing(everything, where), jobs))
+    failures: dict[str, str] = {}
+    if not pages:
+        _fabric("auto", "32-true", threads)
+        with show.overall_bar() as watch:
+            failures = experiments.run_missing(everything, where, jobs=jobs, watch=watch)
+    command = ["calgp", "reproduce", "", "--scale", scale, *["--faithful"] * faithful]
+    for each in chosen:
+        command[2] = each.name
+        page = experiments.write_experiment(
+            each, size, cells[each.name], experiments.rows_of(cells[each.name], where),
+            folder / (scale + "-faithful" * faithful) / each.name, command=command, authors=faithful, failures=failures,
+        )  # fmt: skip
+        out.print(f"{each.name}: {page}", soft_wrap=True)
+    if failures:
+        again = shlex.join([*command[:2], name, *command[3:]])
+        raise CalgpError(f"Not everything could be run; `{again}` tries again. " + " ".join(failures.values()))
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Tell of this one: its options and what they are now.")] = None,
     as_json: JsonOption = False,

@@ -1,11 +1,13 @@
 """What the command line shows: progress bars, tables, CSV files."""
 
+from __future__ import annotations
+
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,6 +18,10 @@ from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
 from calgp.runs.folder import reporting, write_whole
 from calgp.runs.training import Step
+
+if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
+    from calgp.experiments import Experiment, Job
+    from calgp.experiments import Progress as Done
 
 PROGRESS = Console(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
@@ -49,6 +55,44 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
         task = bar.add_task(title, total=None)
         yield lambda more, total: bar.update(task, advance=more, total=total)
+
+
+@contextmanager
+def overall_bar() -> Iterator[Callable[[Done], None]]:
+    """A bar over many runs, weighted by what each is expected to take, with the time that is left."""
+    columns = (
+        BarColumn(None), TextColumn("{task.fields[runs]}"), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), TextColumn("{task.fields[now]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=PROGRESS) as bar:
+        task = bar.add_task("", total=None, runs="", now="")
+
+        def watch(done: Done) -> None:
+            failed = f", {done.failed} failed" if done.failed else ""
+            runs = f"{done.done}/{done.jobs} runs{failed}"
+            bar.update(task, completed=done.work, total=max(done.whole, 1e-9), runs=runs, now=escape(done.now))
+
+        yield watch
+
+
+def experiment_table(experiments: Iterable[Experiment]) -> Table:
+    """One line an experiment."""
+    table = Table(Column("name", style="bold"), "what", "claim", show_lines=True)
+    for each in experiments:
+        table.add_row(each.name, escape(each.title), escape(each.claim))
+    table.caption = "calgp reproduce NAME --scale smoke|laptop|paper; `all` for all of them."
+    return table
+
+
+def cost(jobs: list[Job], processes: int) -> str:
+    """What the runs that are missing will take."""
+    if not jobs:
+        return "Nothing is missing."
+    hours = sum(job.seconds for job in jobs) / 3600
+    return (
+        f"{len(jobs)} runs are missing: about {hours:,.1f} hours of one core, {hours / processes:,.1f} with --jobs "
+        f"{processes}; a GPU may be some 50 times as fast as a core. An estimate from the size of the networks."
+    )
 
 
 def evaluation_table(summary: dict[str, Any]) -> Table:

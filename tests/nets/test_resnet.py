@@ -197,3 +197,11 @@ def test_weights_start_with_xavier_from_the_generator_alone():
 def test_some_block_is_needed():
     with pytest.raises(CalgpError, match="at least one block"):
         ResNet(n=0)
+
+
+def test_batch_moments_make_predictions_depend_on_the_batch_and_running_ones_do_not():
+    x = images(6, 1, 8, 8)
+    for moments, alike in ((False, True), (True, False)):
+        net = build(ResNet(n=1, widths=(4, 6, 9), pad_to=8, batch_moments=moments), Task(1, 8, 8, 3)).eval()
+        assert torch.allclose(features(net, x)[:3], features(net, x[:3]), atol=1e-6) is alike
+        assert any("running" in name for name in net.state_dict()) is not moments

@@ -27,6 +27,18 @@ def test_scores_are_those_of_the_stored_predictions(trained):
     assert set(summary["ece_variants"]) >= {"paper", "authors", "guo", "torchmetrics", "equal mass", "classwise"}
 
 
+def test_histogram_of_the_entropy_is_that_of_the_stored_predictions(trained):
+    stored = trained.tensors(trained.predictions_name("letters"))["entropy"]
+    found = trained.evaluation("letters")
+    histogram = found["entropy_histogram"]
+    expected, edges = np.histogram(stored.numpy(), 40, (0, math.log(10)))
+    assert histogram["edges"] == pytest.approx(edges)
+    assert sum(histogram["count"]) == 1000
+    assert np.abs(np.array(histogram["count"]) - expected).sum() <= 4  # values at an edge, by rounding
+    assert found["prediction_seconds"] > 0
+    assert trained.evaluation("letters", "temperature") is None
+
+
 def test_other_classes_are_outside_and_only_doubt_is_measured(trained):
     summary = next(e for e in trained.evaluations() if e["source"] == "letters")
     assert summary["outside"] and "scores" not in summary

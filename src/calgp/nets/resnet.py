@@ -21,6 +21,8 @@ class ResNet(Backbone):
     pad_to: images smaller than this are padded with zeros (MNIST, figure 4).
     mask_first: mask the image too.
     spectral: a bound on the spectral norm of each convolution's filters (SNGP); None means none.
+    batch_moments: normalise by the moments of the batch in prediction too, as the authors' code does: what is predicted
+        for an image then depends on the images beside it.
     """
 
     n: int = 5
@@ -29,6 +31,7 @@ class ResNet(Backbone):
     hidden: tuple[int, ...] = ()
     mask_first: bool = False
     spectral: float | None = None
+    batch_moments: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1 or not self.widths or min((*self.widths, *self.hidden)) < 1:
@@ -44,7 +47,9 @@ class ResNet(Backbone):
 
 
 class ResNetFeatures(Features):
-    """The network that a `ResNet` describes. Prediction uses running batch-norm statistics and never changes them."""
+    """The network that a `ResNet` describes. Prediction uses running batch-norm statistics, unless it should not, and
+    never changes them.
+    """
 
     def __init__(self, spec: ResNet, task: Task, masking: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -74,6 +79,10 @@ class ResNetFeatures(Features):
             if isinstance(module, Convolution):
                 nn.init.xavier_uniform_(module.weight, generator=generator)
         bound_spectrum(self, spec.spectral)
+        if spec.batch_moments:
+            for norm in (module for module in self.modules() if isinstance(module, nn.BatchNorm2d)):
+                norm.track_running_stats = False
+                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
         h = canvas(x, self.spec.pad_to)

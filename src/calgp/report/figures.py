@@ -65,7 +65,7 @@ def reliability(bins: Bins, *, ece: float, mce: float, colour: str = PALETTE[0])
     with drawing():
         figure = canvas(WIDTH, 500)
         axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.6, 1))
-        _draw_reliability(axes, bins, colour)
+        draw_reliability(axes, bins, colour)
         axes.set_ylabel("share that is right")
         lines = (f"ECE {ece:.4f}", f"MCE {mce:.4f}", f"n = {sum(bins.count):,}")
         axes.text(0.025, 0.985, "\n".join(lines), transform=axes.transAxes, va="top", linespacing=1.45)
@@ -81,7 +81,7 @@ def reliability_small(bins: Bins, *, label: str, ece: float, colour: str = PALET
     with drawing():
         figure = canvas(SMALL, 245)
         axes = figure.subplots()
-        _draw_reliability(axes, bins, colour)
+        draw_reliability(axes, bins, colour)
         axes.set(xlabel="confidence", ylabel="share that is right", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
         axes.set_title(f"ECE {ece:.4f}", loc="left", size=12)
         return rendered(figure, f"Reliability diagram of {label}: expected calibration error {ece:.4f}.")
@@ -203,7 +203,7 @@ def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> st
         return rendered(figure, f"{metric} of {len(rows)} runs, with 95 % intervals.")
 
 
-def _draw_reliability(axes: Axes, bins: Bins, colour: str) -> None:
+def draw_reliability(axes: Axes, bins: Bins, colour: str) -> None:
     """Bars of accuracy, the gap from each to the mean confidence, dots with Wilson's intervals, the diagonal."""
     axes.plot([0, 1], [0, 1], color=INK, linestyle=(0, (5, 3)), linewidth=1, alpha=0.7)
     for left, right, count, accuracy, confidence in bins.filled():

@@ -101,7 +101,7 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
         loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["themed"] = _themed
+    environment.filters["themed"] = themed
     page = environment.get_template("report.html").render(runs=runs, comparison=_comparison(runs))
     out = Path(out)
     with reporting(out.parent):
@@ -110,7 +110,7 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
     return out
 
 
-def _themed(svg: str) -> str:
+def themed(svg: str) -> str:
     """A figure in the page, where the style sheet may choose lighter colours for a dark screen."""
     for place, colour in enumerate(PALETTE):
         svg = svg.replace(colour, f"var(--c{place}, {colour})")

@@ -1,5 +1,7 @@
 """From a trained model and images to predictions, scores and files."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,13 +111,17 @@ def evaluate(
         shift, named = corruption.label, f"{source}~{corruption.label}"
     predictor = Predictor.of(folder, fabric, calibrated=calibrated)
     outside = images.classes != card.classes
+    clock = time.perf_counter()
     columns, outcomes, kept = _predicted(predictor, images, samples=samples, seed=seed, outside=outside, watch=watch)
+    seconds = time.perf_counter() - clock
     calibration = folder.calibration() if calibrated else None
     calibrator = None if calibration is None else calibration["calibrator"]
     summary = {"source": named, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
     summary |= {"calibrator": calibrator, "calibration": calibration}
     summary |= {"convert": convert, "checksum": images.checksum()}
     summary["corruption"] = None if corruption is None else {"of": source} | asdict(corruption)
+    summary["prediction_seconds"] = round(seconds, 3)
+    summary["entropy_histogram"] = _histogram(columns["entropy"], math.log(card.task.classes))
     summary["mean_entropy"] = columns["entropy"].mean().item()
     summary["mean_mutual_information"] = columns["mutual_information"].mean().item()
     if outcomes is not None:
@@ -278,6 +284,12 @@ def _outside(
             for key, interval in intervals.items()
         }
     return {"ood": found, "inside": own}
+
+
+def _histogram(values: Tensor, most: float, bins: int = 40) -> dict[str, list[float]]:
+    """How often values of [0, most] fall into equal bins: small enough to keep, fine enough to draw a density."""
+    counts = torch.histc(values.float().clamp(0, most), bins, 0, most)
+    return {"edges": [most * place / bins for place in range(bins + 1)], "count": counts.tolist()}
 
 
 def _known(values: Tensor, count: Tensor) -> list[float | None]:

@@ -246,6 +246,11 @@ class RunFolder:
         """What the run was evaluated on, images corrupted: the contents of its scores-*~*.json."""
         return [self._read_json(name) for name in self._scores() if "~" in name]
 
+    def evaluation(self, source: str, calibrator: str | None = None) -> dict[str, Any] | None:
+        """What the run was found to be on a source with a calibrator or none; None if it was not evaluated so."""
+        name = f"scores-{_result(source, calibrator, None)}.json"
+        return self._read_json(name) if (self.path / name).is_file() else None
+
     def predictions_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
         return f"predictions-{_result(source, calibrator, corruption)}.safetensors"
 

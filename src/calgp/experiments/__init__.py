@@ -1,0 +1,12 @@
+"""The paper's experiments as data; run, judged and shown."""
+
+from .page import write_experiment
+from .paper import EXPERIMENTS, Experiment, chosen
+from .reproduce import Job, Progress, Where, jobs_of, missing, rows_of, run_missing
+from .rows import Cell, Row
+from .scales import SCALES, Scale, find_scale
+
+__all__ = [
+    "EXPERIMENTS", "SCALES", "Cell", "Experiment", "Job", "Progress", "Row", "Scale", "Where", "chosen", "find_scale",
+    "jobs_of", "missing", "rows_of", "run_missing", "write_experiment",
+]  # fmt: skip

@@ -1,0 +1,377 @@
+"""The paper's experiments as data: claims, cells, published numbers, verdicts and drawings."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from calgp.data.corruptions import CORRUPTIONS
+from calgp.errors import CalgpError
+from calgp.methods import CnnGp, Method
+from calgp.runs import Run
+
+from . import verdicts
+from .rows import DETECTION, PAPER, Cell
+from .scales import (
+    ALL,
+    CAL,
+    CGP,
+    CIFAR10,
+    CIFAR10_DEEP,
+    CIFAR10_DEPTH,
+    CIFAR100_DEEP,
+    EXISTING,
+    GPDNN,
+    GPDNN_MCD,
+    MCD,
+    MNIST,
+    MNIST_DEEP,
+    OURS,
+    RF,
+    SORF,
+    SVDKL,
+    Scale,
+    faithful,
+)
+
+Drawing = Literal["reliability", "curves", "densities", "dots"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """Numbers of the paper for a method on a panel's full training set, and where they stand in it."""
+
+    method: str
+    panel: str
+    values: dict[str, float]
+    source: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or table of the paper, or one beyond it.
+
+    claim: in a sentence. cells: what is run, by the scale. metrics: the columns of its table. axis: what x is.
+    log: x on a logarithmic scale. intervals: in the table, instead of standard errors.
+    frontier: also draw calibration against the cost of a prediction, at the largest x.
+    priced: its cells themselves set the paper against the code, so `--faithful` changes none of them.
+    notes: what readers must know.
+    """
+
+    name: str
+    title: str
+    claim: str
+    cells: Callable[[Scale], tuple[Cell, ...]]
+    verdicts: tuple[verdicts.Judge, ...]
+    drawing: Drawing
+    published: tuple[Published, ...] = ()
+    metrics: tuple[str, ...] = PAPER
+    axis: str = ""
+    log: bool = False
+    intervals: bool = False
+    frontier: bool = False
+    priced: bool = False
+    notes: tuple[str, ...] = ()
+
+    def planned(self, scale: Scale, *, authors: bool = False) -> tuple[Cell, ...]:
+        """The cells at a scale; `authors`: as the authors' code has it where that differs from the paper."""
+        cells = self.cells(scale)
+        if not authors or self.priced:
+            return cells
+        as_coded = (("ece", "ece_authors"),)
+        return tuple(
+            replace(cell, runs=tuple(map(faithful, cell.runs)), instead=cell.instead or as_coded) for cell in cells
+        )
+
+
+def _published(method: str, source: str, **panels: str) -> tuple[Published, ...]:
+    names = {"mnist": MNIST, "cifar10": CIFAR10, "deep10": CIFAR10_DEEP, "deep100": CIFAR100_DEEP}
+    return tuple(
+        Published(method, names[key], dict(zip(PAPER, map(float, text.split("/")), strict=True)), source)
+        for key, text in panels.items()
+    )
+
+
+_TABLE2, _TABLE3 = "supplement, table of θ (tab2)", "supplement, table of GPDNN with MCD (tab3)"
+LEARNED = f"{SORF}, θ learned"
+_RF = _published(
+    RF, _TABLE3, mnist=".005/.014/.004/.0071", cifar10=".172/.535/.012/.245", deep10=".111/.344/.051/.168",
+    deep100=".351/1.255/.050/.466",
+)  # fmt: skip
+_SORF = _published(
+    SORF, _TABLE2, mnist=".006/.018/.002/.009", cifar10=".203/.610/.015/.288", deep10=".113/.348/.051/.170",
+    deep100=".352/1.264/.050/.466",
+)  # fmt: skip
+_LEARNED = _published(
+    LEARNED, _TABLE2, mnist=".005/.018/.003/.008", cifar10=".192/.584/.010/.271", deep10=".115/.355/.054/.173",
+    deep100=".359/1.287/.054/.478",
+)  # fmt: skip
+_GPDNN_MCD = _published(
+    GPDNN_MCD, _TABLE3, mnist=".005/.019/.005/.008", cifar10=".172/.531/.012/.244", deep10=".190/.675/.036/.278",
+    deep100=".820/8.606/.527/1.268",
+)  # fmt: skip
+_FIGURE1 = tuple(
+    Published(method, CIFAR100_DEEP, {"ece": ece, "brier": brier}, "figure 1")
+    for method, ece, brier in ((GPDNN, 0.294, 0.895), (CGP, 0.481, 1.165), (SVDKL, 0.356, 1.159))
+)
+
+
+def _largest(scale: Scale, methods: tuple[str, ...], panels: tuple[str, ...]) -> tuple[Cell, ...]:
+    """Methods on panels, at the panel's largest training size; a cell that the scale leaves out has no runs."""
+    cells = []
+    for panel in panels:
+        setting = scale.settings[panel]
+        for method in methods:
+            runs = scale.runs(method, panel, setting.largest)
+            cells.append(Cell(method, panel, None, runs, setting.samples))
+    return tuple(cells)
+
+
+def _sizes(scale: Scale) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(method, panel, float(setting.size(size)), scale.runs(method, panel, size), setting.samples)
+        for panel in (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP)
+        for setting in [scale.settings[panel]]
+        for method in ALL
+        for size in setting.steps
+    )
+
+
+def _with_method(runs: tuple[Run, ...], change: Callable[[CnnGp], Method]) -> tuple[Run, ...]:
+    return tuple(replace(run, method=change(run.method)) for run in runs if isinstance(run.method, CnnGp))
+
+
+def _depths(scale: Scale) -> tuple[Cell, ...]:
+    setting = scale.settings[CIFAR10_DEPTH]
+    runs = scale.runs(RF, CIFAR10_DEPTH, setting.largest)
+    return tuple(
+        Cell(
+            RF, CIFAR10_DEPTH, float(depth),
+            _with_method(runs, lambda m, n=depth: replace(m, depth=n, width=scale.width if n > 1 else None)),
+            setting.samples,
+        )
+        for depth in scale.depths
+    )  # fmt: skip
+
+
+def _outside(scale: Scale) -> tuple[Cell, ...]:
+    """Trained on MNIST, at the largest size that has as many seeds as any (intervals want three)."""
+    cells = []
+    for panel in (MNIST, MNIST_DEEP):
+        setting = scale.settings[panel]
+        most = max(len(seeds) for seeds in setting.seeds.values())
+        size = [size for size, seeds in setting.seeds.items() if len(seeds) == most][-1]
+        for method in (RF, SORF, MCD, CAL, GPDNN):
+            runs = scale.runs(method, panel, size)
+            cells.append(Cell(method, panel, None, runs, setting.samples, outside=setting.outside))
+    return tuple(cells)
+
+
+def _thetas(scale: Scale) -> tuple[Cell, ...]:
+    fixed = _largest(scale, (SORF,), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP))
+    learned = [
+        replace(cell, method=LEARNED, runs=_with_method(cell.runs, lambda m: replace(m, learn_theta=True)))
+        for cell in fixed
+    ]
+    return tuple(cell for pair in zip(fixed, learned, strict=True) for cell in pair)
+
+
+def _masked_filters(scale: Scale) -> tuple[Cell, ...]:
+    return _largest(scale, (RF, GPDNN_MCD, GPDNN), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which the paper and its authors' code differ: how the base is changed to price it."""
+
+    says: str
+    method: dict[str, object] | None = None
+    backbone: dict[str, object] | None = None
+    other_batch: bool = False
+    instead: tuple[tuple[str, str], ...] = ()
+
+    def changed(self, run: Run) -> Run:
+        batch = (100 if run.batch_size == 1000 else 1000) if self.other_batch else run.batch_size
+        method = replace(run.method, **self.method or {})  # pyright: ignore[reportArgumentType]
+        backbone = replace(run.backbone, **self.backbone or {})  # pyright: ignore[reportArgumentType]
+        return replace(run, method=method, backbone=backbone, batch_size=batch)
+
+
+BASE = "as docs/paper.md"
+DIFFERENCES = {
+    MNIST: (
+        Difference(BASE),
+        Difference("Φ without √2 (code)", {"sigma": math.sqrt(0.5)}),
+        Difference("Ω without masks (code)", {"keep_omega": 1.0}),
+        Difference("ℓ = √d instead of 1", {"lengthscale": None}),
+        Difference("one mask for the batch (text)", {"granularity": "shared"}),
+        Difference("a mask for each channel", {"granularity": "channel"}),
+        Difference("the image masked too (text)", backbone={"mask_first": True}),
+        Difference("the other batch size (text 1000, code 100)", other_batch=True),
+        Difference("ECE by midpoints (text)", instead=(("ece", "ece_paper"),)),
+        Difference("ECE losing p = 1 (code)", instead=(("ece", "ece_authors"),)),
+        Difference("BRIER divided by Q (text)", instead=(("brier", "brier_mean"),)),
+    ),
+    MNIST_DEEP: (
+        Difference(BASE),
+        Difference("batch moments in prediction (code)", backbone={"batch_moments": True}),
+    ),
+}
+
+
+def _ablation(scale: Scale) -> tuple[Cell, ...]:
+    """CNN+GP(RF) at the smallest training size of MNIST, and on a ResNet, changed in one thing at a time."""
+    cells = []
+    for panel, differences in DIFFERENCES.items():
+        setting = scale.settings[panel]
+        base = scale.runs(RF, panel, next(iter(setting.steps)))
+        if panel == MNIST:  # the text masks half of Ω; scales may keep more
+            base = _with_method(base, lambda m: replace(m, keep_omega=0.5))
+        for each in differences:
+            runs = tuple(map(each.changed, base))
+            cells.append(Cell(each.says, panel, None, runs, setting.samples, instead=each.instead))
+    whole = tuple(map(faithful, next(cell for cell in cells if cell.panel == MNIST).runs))
+    cells.append(
+        Cell("all that the code has (--faithful)", MNIST, None, whole, scale.settings[MNIST].samples,
+             instead=(("ece", "ece_authors"),))
+    )  # fmt: skip
+    return tuple(cells)
+
+
+def _shift(scale: Scale) -> tuple[Cell, ...]:
+    """Every method on corrupted test images; severity 0 is as they are."""
+    setting = scale.settings[MNIST]
+    size = list(setting.steps)[0 if len(setting.steps) < 3 else 1]
+    return tuple(
+        Cell(method, kind, float(severity), scale.runs(method, MNIST, size), setting.samples,
+             test=(kind, severity) if severity else None)
+        for kind in CORRUPTIONS
+        for method in ALL
+        for severity in (0, *scale.severities)
+    )  # fmt: skip
+
+
+_FULL_ONLY = "The paper prints numbers for full training sets only; its other curves have no published values."
+_EVERY = (
+    Experiment(
+        "fig1", "Reliability of existing combinations of CNNs and GPs on CIFAR-100",
+        "Existing combinations of CNNs and GPs are miscalibrated: GPDNN is under-confident, CGP and SVDKL are "
+        "over-confident.",
+        lambda scale: _largest(scale, EXISTING, (CIFAR100_DEEP,)),
+        (
+            verdicts.signed("GPDNN is under-confident", GPDNN, "gap", -1),
+            verdicts.signed("CGP is over-confident", CGP, "gap", 1),
+            verdicts.signed("SVDKL is over-confident", SVDKL, "gap", 1),
+        ),
+        "reliability", _FIGURE1, metrics=(*PAPER, "gap"),
+    ),
+    Experiment(
+        "fig2", "Errors, likelihood and calibration against the number of training images",
+        "CNN+GP(RF) and CNN+GP(SORF) improve on GPDNN, CGP and SVDKL in all four metrics, match CNN+MCD, and beat "
+        "CNN+CAL but sometimes in ECE and BRIER.",
+        _sizes,
+        (
+            verdicts.lower("CNN+GP improves on GPDNN, CGP and SVDKL in ERR, MNLL, ECE and BRIER", OURS, EXISTING),
+            verdicts.alike("SORF is comparable with RF", SORF, RF),
+            verdicts.alike("CNN+GP(RF) is comparable with CNN+MCD", RF, MCD),
+            verdicts.alike("CNN+GP(SORF) is comparable with CNN+MCD", SORF, MCD),
+            verdicts.lower("CNN+GP is better than CNN+CAL in ERR and MNLL", OURS, (CAL,), ("err", "mnll")),
+        ),
+        "curves", (*_RF, *_SORF), axis="training images", log=True, frontier=True,
+        notes=(_FULL_ONLY,),
+    ),
+    Experiment(
+        "fig3", "The depth of the deep Gaussian process",
+        "Deeper GPs lower the error, and raise the calibration error, which stays around 3 %.",
+        _depths,
+        (
+            verdicts.trend("Depth lowers ERR", "err", -1),
+            verdicts.trend("Depth lowers MNLL", "mnll", -1),
+            verdicts.trend("Depth raises ECE", "ece", 1),
+            verdicts.below("ECE stays around 3 % (below 0.04)", (RF,), "ece", 0.04),
+        ),
+        "curves", axis="layers of the GP",
+        notes=(
+            "The text says the shallow network, the caption ResNet, the authors' README LeNet-3; LeNet-3 is run.",
+            "The paper prints no numbers for this figure.",
+        ),
+    ),
+    Experiment(
+        "fig4", "Doubt about what was never seen: MNIST against notMNIST",
+        "Trained on MNIST, the proposed models are sure about MNIST and in doubt about notMNIST, as CNN+MCD is and "
+        "CNN+CAL is not, also with a deep network.",
+        _outside,
+        (
+            verdicts.exceeds("CNN+GP doubts what is outside more", OURS, "entropy_outside", "entropy_inside"),
+            verdicts.lower("CNN+GP tells notMNIST from MNIST better than CNN+CAL (FPR95)", OURS, (CAL,), ("fpr95",)),
+            verdicts.alike("CNN+GP(RF) is comparable with CNN+MCD (AUROC within 2 %)", RF, MCD, ("auroc",), share=0.02),
+        ),
+        "densities", metrics=("err", "entropy_inside", "entropy_outside", *DETECTION), intervals=True,
+        notes=("The paper shows densities and prints no numbers; the table is calgp's own.",),
+    ),
+    Experiment(
+        "fig5", "Reliability of CNN+GP(RF) and CNN+MCD",
+        "CNN+GP(RF) and Bayesian CNNs (CNN+MCD) are well calibrated.",
+        lambda scale: _largest(scale, (RF, MCD), (CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP)),
+        (verdicts.below("ECE of CNN+GP(RF) and CNN+MCD is below 0.06", (RF, MCD), "ece", 0.06),),
+        "reliability", tuple(row for row in _RF if row.panel != MNIST), metrics=(*PAPER, "gap"),
+        notes=("0.06 is calgp's reading of well calibrated: the paper's own ECE there is .012 to .051.",),
+    ),
+    Experiment(
+        "tab2", "CNN+GP(SORF): θ fixed against learned",
+        "Learning the covariance parameters θ changes little.",
+        _thetas,
+        (verdicts.alike("θ learned is comparable with θ fixed", LEARNED, SORF),),
+        "dots", (*_SORF, *_LEARNED),
+    ),
+    Experiment(
+        "tab3", "GPDNN with masked filters",
+        "Inferring the filters by masks rescues GPDNN on shallow networks; CNN+GP(RF) stays better on deep ones.",
+        _masked_filters,
+        (
+            verdicts.lower("Masked filters improve GPDNN in ECE", (GPDNN_MCD,), (GPDNN,), ("ece",)),
+            verdicts.lower("Masked filters improve GPDNN in ERR", (GPDNN_MCD,), (GPDNN,), ("err",)),
+            verdicts.on((MNIST, CIFAR10), verdicts.alike(
+                "CNN+GP(RF) is comparable with GPDNN+MCD on shallow networks", RF, GPDNN_MCD)),
+            verdicts.on((CIFAR10_DEEP, CIFAR100_DEEP), verdicts.lower(
+                "CNN+GP(RF) is better than GPDNN+MCD on deep networks", (RF,), (GPDNN_MCD,), ("err", "mnll", "brier"))),
+        ),
+        "dots", (*_RF, *_GPDNN_MCD),
+        notes=("The caption says SORF where header and values are RF's.",),
+    ),
+    Experiment(
+        "ablation", "What each difference between the paper and its authors' code costs",
+        "The published numbers were made by code that differs from the text; each difference is priced by itself.",
+        _ablation,
+        tuple(
+            verdicts.alike(f"“{each.says}” changes little", each.says, BASE, ("err", "mnll", "ece"))
+            for differences in DIFFERENCES.values() for each in differences if each.says != BASE and not each.instead
+        ),
+        "dots", priced=True,
+        notes=(
+            "Not priced: the authors' subset (the first images of a file; calgp draws it by seed), their budget by the "
+            "clock, and the constant term of the KL.",
+        ),
+    ),
+)  # fmt: skip
+_SHIFT = Experiment(
+    "shift", "Beyond the paper: calibration under shift",
+    "On corrupted test images, methods that infer their filters stay better calibrated than CNN+CAL.",
+    _shift,
+    (
+        verdicts.lower("CNN+GP has a lower ECE than CNN+CAL on corrupted images", OURS, (CAL,), ("ece",)),
+        verdicts.trend("Corruption raises MNLL", "mnll", 1),
+    ),
+    "curves", metrics=("err", "mnll", "ece", "brier", "prediction_ms"), axis="severity", frontier=True,
+)  # fmt: skip
+
+EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (*_EVERY, _SHIFT)}
+
+
+def chosen(name: str) -> list[Experiment]:
+    """An experiment by its name, or all of them."""
+    if name == "all":
+        return list(EXPERIMENTS.values())
+    if name not in EXPERIMENTS:
+        raise CalgpError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}, and all.")
+    return [EXPERIMENTS[name]]

@@ -1,0 +1,59 @@
+"""The page of an experiment: one self-contained file, in the style of the reports of runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from .html import themed
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; the first columns name a row, the others are numbers with what stands below them."""
+
+    caption: str
+    names: Sequence[str]
+    columns: Sequence[str]
+    rows: Sequence[tuple[Sequence[str], Sequence[tuple[str, str]]]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict, in words."""
+
+    claim: str
+    state: str
+    told: str
+    parts: Sequence[tuple[str, str, str, str]]  # what, difference, interval, state
+
+
+def experiment_page(
+    *,
+    name: str,
+    title: str,
+    claim: str,
+    facts: Sequence[tuple[str, str]],
+    warning: str | None,
+    judged: Sequence[Judged],
+    figures: Sequence[tuple[str, str]],
+    tables: Sequence[Table],
+    trained: Table,
+    commands: Sequence[str],
+    trainings: Sequence[str],
+    environment: Sequence[tuple[str, str]],
+    notes: Sequence[str],
+) -> str:
+    """The whole page as HTML."""
+    environment_ = Environment(
+        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment_.filters["themed"] = themed
+    shown: dict[str, Any] = {
+        "name": name, "title": title, "claim": claim, "facts": facts, "warning": warning, "judged": judged,
+        "figures": figures, "tables": tables, "trained": trained, "commands": commands,
+        "trainings": trainings, "environment": environment, "notes": notes,
+    }  # fmt: skip
+    return environment_.get_template("experiment.html").render(shown)

@@ -1,0 +1,164 @@
+"""The experiments and scales as data: facts that need no training."""
+
+import dataclasses
+import math
+
+import pytest
+
+from calgp.data import SOURCES
+from calgp.errors import CalgpError
+from calgp.experiments import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
+from calgp.experiments.page import published_for, train_command
+from calgp.experiments.reproduce import key
+from calgp.experiments.rows import PAPER, Row
+from calgp.experiments.scales import ALL, CIFAR100_DEEP, MNIST, RF, faithful
+from calgp.methods import METHODS
+from calgp.nets import BACKBONES, ResNet
+from calgp.runs import Run, from_json, to_json
+
+PAIRS = [(scale, experiment) for scale in SCALES.values() for experiment in EXPERIMENTS.values()]
+IDS = [f"{scale.name}-{experiment.name}" for scale, experiment in PAIRS]
+
+
+def test_names_are_the_papers():
+    assert {"fig1", "fig2", "fig3", "fig4", "fig5", "tab2", "tab3", "ablation"} <= set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize(("scale", "experiment"), PAIRS, ids=IDS)
+def test_cells_are_distinct_and_their_runs_can_be_described(scale, experiment):
+    cells = experiment.planned(scale)
+    places = [(cell.method, cell.panel, cell.x, cell.test) for cell in cells]
+    assert len(set(places)) == len(places)
+    for run in {run for cell in cells for run in cell.runs}:
+        assert from_json(to_json(run)) == run
+        assert run.source in SOURCES
+        assert run.train_size is None or run.train_size % (SOURCES[run.source].classes or 1) == 0
+
+
+@pytest.mark.parametrize(("scale", "experiment"), PAIRS, ids=IDS)
+def test_judges_say_not_run_where_nothing_was(scale, experiment):
+    rows = [Row(cell.method, cell.panel, cell.x, planned=len(cell.runs)) for cell in experiment.planned(scale)]
+    for judge in experiment.verdicts:
+        assert judge(rows).told == "not run"
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
+def test_a_run_has_one_number_of_samples(scale):
+    jobs = jobs_of(cell for experiment in EXPERIMENTS.values() for cell in experiment.planned(scale))
+    keys = [job.key for job in jobs]
+    assert len(set(keys)) == len(keys)  # else its evaluations would replace one another for ever
+
+
+def test_every_judge_finds_its_methods_in_the_cells():
+    for experiment in EXPERIMENTS.values():
+        cells = experiment.planned(SCALES["paper"])
+        made_up = {name: (0.5, 0.6) for name in (*PAPER, "gap", "auroc", "fpr95", "entropy_inside", "entropy_outside")}
+        rows = [Row(cell.method, cell.panel, cell.x, made_up) for cell in cells]
+        for judge in experiment.verdicts:
+            assert judge(rows).parts, judge(rows).claim
+
+
+def test_published_numbers_are_the_papers_and_stand_in_cells():
+    rf = {p.panel: p.values for p in EXPERIMENTS["tab3"].published if p.method == RF}
+    assert rf[CIFAR100_DEEP] == {"err": 0.351, "mnll": 1.255, "ece": 0.05, "brier": 0.466}
+    assert {p.method: p.values["ece"] for p in EXPERIMENTS["fig1"].published} == {
+        "GPDNN": 0.294, "CGP": 0.481, "SVDKL": 0.356,
+    }  # fmt: skip
+    for experiment in EXPERIMENTS.values():
+        places = {(cell.method, cell.panel) for cell in experiment.planned(SCALES["paper"])}
+        assert {(p.method, p.panel) for p in experiment.published} <= places
+
+
+def test_published_numbers_stand_beside_the_full_training_set():
+    rows = [Row(RF, MNIST, x) for x in (1000.0, 60000.0)]
+    assert published_for(EXPERIMENTS["fig2"], rows[0], rows) is None
+    assert published_for(EXPERIMENTS["fig2"], rows[1], rows).values["err"] == 0.005  # type: ignore[union-attr]
+
+
+def test_paper_scale_has_the_papers_networks():
+    networks = {name: setting.backbone for name, setting in SCALES["paper"].settings.items()}
+    assert networks[CIFAR100_DEEP] == ResNet(n=25)
+    assert networks[MNIST] == BACKBONES["lenet"]
+    assert all(setting.largest is None and setting.samples == 50 for setting in SCALES["paper"].settings.values())
+
+
+def test_smoke_needs_embedded_images_only():
+    jobs = jobs_of(cell for experiment in EXPERIMENTS.values() for cell in experiment.planned(SCALES["smoke"]))
+    assert {source for job in jobs for source in job.sources} == {"digits", "letters"}
+
+
+def test_laptop_has_three_seeds_outside_and_full_cifar_for_the_masked():
+    fig4 = EXPERIMENTS["fig4"].planned(SCALES["laptop"])
+    assert min(len(cell.runs) for cell in fig4) >= 3
+    full = {
+        c.method: c.runs for c in EXPERIMENTS["fig2"].planned(SCALES["laptop"]) if c.x == 50_000 and "10," in c.panel
+    }
+    assert {method for method, runs in full.items() if runs} == {"CNN+GP(RF)", "CNN+GP(SORF)", "CNN+MCD"}
+    assert set(full) == set(ALL)  # the others stand there as not run
+    for run in (run for runs in full.values() for run in runs):
+        assert run.total_steps(50_000) * run.batch_size / 50_000 >= 25
+
+
+def test_faithful_follows_the_authors_code():
+    run = Run(METHODS["cnn-gp-rf"], ResNet(), batch_size=1000, learning_rate=6e-3, schedule="one-cycle")
+    found = faithful(run)
+    assert found.method.sigma == pytest.approx(math.sqrt(0.5))  # type: ignore[attr-defined]
+    assert (found.method.keep_omega, found.method.lengthscale, found.method.ratio) == (1.0, 1.0, 4)  # type: ignore[attr-defined]
+    assert found.backbone == ResNet(batch_moments=True)
+    assert (found.batch_size, found.learning_rate, found.schedule) == (100, 1e-3, "constant")
+    assert faithful(found) == found
+    plain = Run(METHODS["cnn"], BACKBONES["lenet"], learning_rate=1e-3)
+    assert faithful(plain) == plain
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
+def test_ablation_changes_one_thing_at_a_time(scale):
+    cells = [cell for cell in EXPERIMENTS["ablation"].planned(scale) if cell.panel == MNIST][:-1]
+    base = options(cells[0].runs[0])
+    for cell in cells[1:]:
+        changed = {name for name, value in options(cell.runs[0]).items() if value != base[name]}
+        assert len(changed) + len(cell.instead) == 1, (cell.method, changed)
+
+
+def test_faithful_changes_runs_and_ece_but_not_what_is_priced():
+    scale = SCALES["smoke"]
+    for cell in EXPERIMENTS["fig1"].planned(scale, authors=True):
+        assert cell.instead == (("ece", "ece_authors"),)
+        assert all(run == faithful(run) for run in cell.runs)
+    assert EXPERIMENTS["ablation"].planned(scale, authors=True) == EXPERIMENTS["ablation"].planned(scale)
+
+
+def options(run: Run) -> dict[tuple[str, str], object]:
+    data = to_json(run)
+    nested = {(part, name): value for part in ("method", "backbone") for name, value in data.pop(part).items()}
+    return nested | {("", name): value for name, value in data.items()}
+
+
+def test_key_is_of_the_whole_description():
+    run = Run(METHODS["cnn"], BACKBONES["lenet"])
+    assert key(run) == key(from_json(to_json(run)))
+    changes = {"seed": 1, "steps": 3, "method": METHODS["cnn-mcd"], "backbone": ResNet(), "kl_weight": 0.5}
+    changed = [dataclasses.replace(run, **{name: value}) for name, value in changes.items()]
+    assert len({key(each) for each in (run, *changed)}) == 6
+
+
+def test_laptop_runs_are_those_of_the_comparison_on_mnist():
+    """tools/mnist_methods.py makes them by `calgp train`; its results count here, being equal as data."""
+    given = {"source": "mnist", "method": {"name": "cnn-gp-rf-paper", "n_rf": 1024, "keep_omega": 0.9}}
+    given |= {"backbone": "lenet", "steps": 2000, "seed": 1, "learning_rate": 6e-3, "schedule": "one-cycle"}
+    assert key(from_json(given | {"train_size": 10_000})) == key(SCALES["laptop"].run(RF, MNIST, 10_000, 1))
+
+
+def test_train_command_names_every_option():
+    run = dataclasses.replace(SCALES["smoke"].run(RF, MNIST, 200, 1), kl_weight=0.5, batch_size=7)
+    words = train_command(run)
+    for part in ("--method cnn-gp-rf-paper", "method.n_rf=64", "'backbone.channels=[4, 8]'", "--train-size 200",
+                 "--seed 1", "--batch-size 7", "kl_weight=0.5", "--lr 0.01"):  # fmt: skip
+        assert part in words
+
+
+def test_unknown_names_are_told_with_the_known():
+    with pytest.raises(CalgpError, match="no experiment 'fig9'; there are fig1"):
+        chosen("fig9")
+    with pytest.raises(CalgpError, match="no scale 'huge'; there are smoke, laptop, paper"):
+        find_scale("huge")
