@@ -31,7 +31,10 @@ def mnist(folder: Path, pack=bytes, suffix="") -> np.ndarray:
 
 def test_the_shelf_is_exact():
     assert sorted(calgp.data.__all__) == sorted(
-        ["SOURCES", "Folder", "Images", "data_directory", "download", "from_dataset", "load", "open_source"]
+        [
+            *("CORRUPTIONS", "SEVERITIES", "SOURCES", "Corruption", "Folder", "Images", "corrupted"),
+            *("data_directory", "download", "from_dataset", "load", "open_source"),
+        ]
     )
     assert list(SOURCES) == ["digits", "letters", "mnist", "notmnist", "cifar10", "cifar100"]
     assert all(source.name == name and source.description for name, source in SOURCES.items())
