@@ -23,7 +23,7 @@ setup: $(STAMP)  ## make the virtual environment
 demo: $(STAMP)  ## train CNN+GP(SORF) and a plain CNN on the embedded digits, compare them, write a report
 	@$(BIN)/calgp demo --out demo
 
-bench: $(STAMP)  ## measure calgp beside its alternatives (about ten minutes; wants a quiet machine)
+bench: $(STAMP)  ## measure calgp beside its alternatives (about six minutes; wants a quiet machine)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	@OMP_WAIT_POLICY=active $(BIN)/python -m bench --docs
 

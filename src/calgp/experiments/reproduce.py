@@ -25,8 +25,8 @@ from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, keep_freed_m
 from calgp.runs.evaluation import test_images
 from calgp.runs.folder import reporting, write_whole
 
-from .rows import Cell, Row, evaluation, row_of, test_name
-from .scales import seconds, test_count
+from .rows import Cell, Row, evaluated_name, evaluation, row_of
+from .scales import count_of_test_images, seconds
 
 FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one run; the others go on
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
@@ -48,7 +48,7 @@ class Job:
     @property
     def seconds(self) -> float:
         """About how long it takes on one core."""
-        tests = len(self.tests) * test_count(self.run.source) + sum(map(test_count, self.outside))
+        tests = len(self.tests) * count_of_test_images(self.run.source) + sum(map(count_of_test_images, self.outside))
         return seconds(self.run, self.samples, tests)
 
     @property
@@ -61,7 +61,7 @@ class Job:
         return any(evaluation(folder, self.run, name, self.samples) is None for name in self.names())
 
     def names(self) -> Iterator[str]:
-        yield from (test_name(self.run.source, test) for test in self.tests)
+        yield from (evaluated_name(self.run.source, test) for test in self.tests)
         yield from self.outside
 
 
@@ -152,7 +152,7 @@ def perform(job: Job, where: Where, watch: Callable[[float], None] = lambda shar
     if not folder.finished:
         train(job.run, folder, fabric, directory=where.data, resume=folder.interrupted, watch=step)
     for test in job.tests:
-        name = test_name(job.run.source, test)
+        name = evaluated_name(job.run.source, test)
         if evaluation(folder, job.run, name, job.samples) is None:
             images = test_images(folder, job.run.source, directory=where.data)
             if test is not None:

@@ -102,7 +102,7 @@ def row_of(cell: Cell, folders: Sequence[RunFolder]) -> Row:
     )  # fmt: skip
 
 
-def test_name(source: str, test: tuple[str, int] | None) -> str:
+def evaluated_name(source: str, test: tuple[str, int] | None) -> str:
     """What evaluations of a source, or of its corrupted images, are called."""
     return source if test is None else f"{source} {test[0]} {test[1]}"
 
@@ -116,7 +116,7 @@ def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> dict[s
 def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     card = folder.card()
     log = [record for record in folder.log() if record["kind"] == "train"]
-    own = evaluation(folder, card.run, test_name(card.run.source, cell.test), cell.samples)
+    own = evaluation(folder, card.run, evaluated_name(card.run.source, cell.test), cell.samples)
     outside = evaluation(folder, card.run, cell.outside, cell.samples) if cell.outside else None
     return {
         "seed": card.run.seed,

@@ -127,7 +127,7 @@ def seconds(run: Run, samples: int, tests: int) -> float:
     return 1 + (trained + tests * ms * passes * _factor(run)) / 1000
 
 
-def test_count(source: str) -> int:
+def count_of_test_images(source: str) -> int:
     return TEST_IMAGES.get(source, 10_000)
 
 

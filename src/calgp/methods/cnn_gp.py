@@ -11,6 +11,7 @@ from calgp.errors import CalgpError
 from calgp.gp import FREQUENCIES, KERNELS, DeepGP, Latent, Masking, Model, Noise, RandomFeatureGP, Softmax, Theta
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
+from calgp.methods.shared import check_choices, check_counts
 from calgp.nets import Backbone, Features, Task
 
 
@@ -51,14 +52,8 @@ class CnnGp(Method):
     inverted: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_rf", "ratio", "depth", "width"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
-        for name, known in (("frequencies", FREQUENCIES), ("kernel", KERNELS)):
-            value = getattr(self, name)
-            if value not in known:
-                raise CalgpError(f"{name}={value!r} is not known; it is one of {', '.join(known)}.")
+        check_counts(self, "n_rf", "ratio", "depth", "width")
+        check_choices(self, frequencies=FREQUENCIES, kernel=KERNELS)
         if self.kernel == "arc-cosine-0":
             raise CalgpError(
                 "kernel='arc-cosine-0' passes no gradient to the convolutional features, which are trained here; "

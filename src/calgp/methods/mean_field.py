@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from calgp.errors import CalgpError
 from calgp.gp import FREQUENCIES, KERNELS, UNMASKED, DeepGP, MeanField, RandomFeatureGP, Theta
 from calgp.methods.base import Method
 from calgp.methods.cnn_gp import CnnGpModel, layer_sizes
+from calgp.methods.shared import check_choices, check_counts, refusing
 from calgp.nets import Backbone, Task
 
 
@@ -40,20 +40,12 @@ class MeanFieldGp(Method):
     deviation_filters: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("n_rf", "ratio", "depth", "width"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
-        for name, known in (("frequencies", FREQUENCIES), ("kernel", KERNELS[1:])):
-            value = getattr(self, name)
-            if value not in known:
-                raise CalgpError(f"{name}={value!r} is not known here; it is one of {', '.join(known)}.")
-        try:
+        check_counts(self, "n_rf", "ratio", "depth", "width")
+        check_choices(self, frequencies=FREQUENCIES, kernel=KERNELS[1:])
+        with refusing():
             for deviation in (self.deviation, self.deviation_filters):
                 MeanField(deviation)
             self._theta()
-        except ValueError as error:
-            raise CalgpError(f"{error}.") from None
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> CnnGpModel:
         filters = MeanField(self.deviation_filters) if self.filters else UNMASKED

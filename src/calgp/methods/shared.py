@@ -13,10 +13,10 @@ from calgp.gp import SparseGP
 
 
 def check_counts(method: object, *names: str) -> None:
-    """Refuse what must be at least 1 and is not."""
+    """Refuse what must be at least 1 and is not; None, where an option may be left to its default, is no count."""
     for name in names:
-        if getattr(method, name) < 1:
-            raise CalgpError(f"{name}={getattr(method, name)} cannot be; it must be at least 1.")
+        if (value := getattr(method, name)) is not None and value < 1:
+            raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
 
 
 def check_choices(method: object, **known: Iterable[str]) -> None:
