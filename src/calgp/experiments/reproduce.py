@@ -25,7 +25,7 @@ from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, keep_freed_m
 from calgp.runs.evaluation import test_images
 from calgp.runs.folder import reporting, write_whole
 
-from .rows import Cell, Row, evaluated_name, evaluation, row_of
+from .rows import Cell, Row, Shift, evaluated_name, evaluation, row_of
 from .scales import count_of_test_images, seconds
 
 FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one run; the others go on
@@ -38,7 +38,7 @@ class Job:
 
     run: Run
     samples: int
-    tests: tuple[tuple[str, int] | None, ...] = (None,)
+    tests: tuple[Shift | None, ...] = (None,)
     outside: tuple[str, ...] = ()
 
     @property
@@ -48,8 +48,9 @@ class Job:
     @property
     def seconds(self) -> float:
         """About how long it takes on one core."""
-        tests = len(self.tests) * count_of_test_images(self.run.source) + sum(map(count_of_test_images, self.outside))
-        return seconds(self.run, self.samples, tests)
+        whole = count_of_test_images(self.run.source)
+        tests = sum((test and test.images) or whole for test in self.tests)
+        return seconds(self.run, self.samples, tests + sum(map(count_of_test_images, self.outside)))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -156,7 +157,8 @@ def perform(job: Job, where: Where, watch: Callable[[float], None] = lambda shar
         if evaluation(folder, job.run, name, job.samples) is None:
             images = test_images(folder, job.run.source, directory=where.data)
             if test is not None:
-                images = corrupted(images, *test, seed=0)
+                part = images if test.images is None else images.balanced(test.images, seed=0)
+                images = corrupted(part, test.kind, test.severity, seed=0)
             evaluate(folder, fabric, source=name, images=images, samples=job.samples)
             if test is not None:  # many and large; their scores are kept
                 folder.remove(folder.predictions_name(name, job.run.method.calibrator))
