@@ -275,7 +275,13 @@ def _numbers(experiment: Experiment, panel: str, rows: Sequence[Row]) -> Table:
         names = [row.method, *([f"{row.x:,g}"] if experiment.axis else []), f"{len(row.details)} of {row.planned}"]
         lines.append((names, cells))
     names = ["method", *([experiment.axis] if experiment.axis else []), "seeds"]
-    return Table(f"{panel}. {BELOW[experiment.intervals]}", names, columns, lines)
+    sizes = sorted({detail["train_images"] for row in members for detail in row.details})
+    trained = "" if experiment.axis == "training images" or not sizes else f", {_and(sizes)} training images"
+    return Table(f"{panel}{trained}. {BELOW[experiment.intervals]}", names, columns, lines)
+
+
+def _and(numbers: Sequence[int]) -> str:
+    return " and ".join(f"{number:,}" for number in numbers)
 
 
 def _cell(row: Row, metric: str, intervals: bool) -> tuple[str, str]:
