@@ -80,10 +80,15 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.")] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …")] = "32-true",
+    precision: Annotated[
+        str | None, typer.Option(help="32-true (unless given), bf16-mixed, 16-mixed, 64-true …")
+    ] = None,
     threads: ThreadsOption = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
+
+    So it does after a crash, from the last checkpoint: the result is the same to the bit (docs/reliability.md).
 
     Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
     """
@@ -97,12 +102,19 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
-    run = runs.RunFolder(resume).card().run if resume else runs.from_json(_options(config, given, set_ or []))
+    card = runs.RunFolder(resume).card() if resume else None
+    run = card.run if card else runs.from_json(_options(config, given, set_ or []))
+    begun_in = card.environment.get("precision", "32-true") if card else "32-true"
+    if not 0 <= checkpoint_seconds < float("inf"):
+        raise CalgpError(f"checkpoint_seconds={checkpoint_seconds} cannot be; it is a number of seconds, such as 60.")
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
-    fabric = _fabric(device, precision, threads)
+    fabric = _fabric(device, precision or begun_in, threads)
     images = runs.TrainingData.of(run, data)
     with show.training_bar(f"Training {run.label} on {run.source}") as watch:
-        runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
+        runs.train(
+            run, target, fabric, data=images, resume=resume is not None, checkpoint_seconds=checkpoint_seconds,
+            watch=watch,
+        )  # fmt: skip
     out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
 
 

@@ -16,8 +16,8 @@ from rich.table import Column, Table
 
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
-from calgp.runs.folder import reporting, write_whole
 from calgp.runs.training import Step
+from calgp.runs.writing import reporting, write_whole
 
 if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.experiments import Experiment, Job
@@ -40,6 +40,11 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
         smoothed: list[float] = []
 
         def watch(step: Step) -> None:
+            if step.skipped is not None:
+                PROGRESS.print(
+                    f"Step {step.step} was skipped: {escape(step.skipped)}.", highlight=False, soft_wrap=True
+                )
+                return bar.update(task, completed=step.step, total=step.steps)
             if step.step % 10 and step.step != step.steps:
                 return bar.update(task, completed=step.step, total=step.steps)
             smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
