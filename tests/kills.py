@@ -303,13 +303,14 @@ def command_lines(place: Path, draw: random.Random, tally: Tally) -> None:
     options = (
         "--source digits --train-size 100 --steps 40 --batch-size 25 --holdout 0.2 --checkpoint-seconds 0 --threads 1"
     )
+    reproduce = "reproduce fig3 --jobs 2 --results none --out"
     lines = {
         "calgp train": lambda path: (
             ["train", "--resume", f"{path}/run"]
             if (path / "run" / "run.json").is_file()
             else ["train", "--out", f"{path}/run", *options.split()]
         ),
-        "calgp reproduce --jobs 2": lambda path: [*"reproduce fig3 --jobs 2 --results none --out".split(), str(path)],
+        "calgp reproduce --jobs 2": lambda path: [*reproduce.split(), str(path)],
     }  # fmt: skip
     for name, line in lines.items():
         reference, path = place / f"whole {name}", place / f"killed {name}"

@@ -17,7 +17,7 @@ from calgp.calibration import Calibrator
 from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Model, Predictive, predict_batches
+from calgp.gp import Batch, Model, NumericalError, Predictive, predict_batches
 from calgp.metrics import Outcomes, Scores
 from calgp.nets import Task
 from calgp.runs.folder import RunFolder, arithmetic
@@ -72,9 +72,12 @@ class Predictor:
 
     def predict(self, data: Iterable[Batch], *, samples: int, seed: int) -> Iterator[Predictive]:
         """The predictive of each batch, on the CPU."""
-        for part in predict_batches(self.model, data, samples=samples, seed=seed):
-            part = on_cpu(part)
-            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+        try:
+            for part in predict_batches(self.model, data, samples=samples, seed=seed):
+                part = on_cpu(part)
+                yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+        except NumericalError as error:
+            raise CalgpError(f"These images cannot be predicted: {error}.") from error
 
 
 def one_device(fabric: Fabric | None) -> Fabric:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -233,8 +234,7 @@ def _trained(
                 folder.append_log(record | {"seconds": round(seconds, 3)})
                 totals.zero_()
             if data.held_out is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
-                scores = score(model, data.held_out, samples=10, seed=run.seed)
-                folder.append_log({"kind": "holdout", "step": step.step} | scores.to_dict())
+                folder.append_log(_holdout(model, data.held_out, run, step.step))
             failed = 0 if step.skipped is None else done.failed + 1
             done = _Done(step.step, failed, totals.tolist())
             good.done = done if step.skipped is None else good.done
@@ -248,6 +248,15 @@ def _trained(
                     f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume {folder.path}"
                 )
     return model
+
+
+def _holdout(model: Model, images: Images, run: Run, step: int) -> dict[str, Any]:
+    """A line of the log. Scores that cannot be found stop nothing: the next steps will tell."""
+    try:
+        scores = score(model, images, samples=10, seed=run.seed).to_dict()
+    except NumericalError as error:
+        return {"kind": "unscored", "step": step, "why": str(error)}
+    return {"kind": "holdout", "step": step} | scores
 
 
 @dataclass(frozen=True)
