@@ -254,6 +254,38 @@ def ensemble(
 
 
 @app.command()
+def verify(
+    run: RunArgument,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; those of the evaluations unless given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a run once more and compare with what its folder holds; status 1 if they disagree. Writes nothing.
+
+    The same versions, threads and processor must give the same bits; others must agree within a stated tolerance
+    (docs/reliability.md). The training images are compared by their checksum. What is not here is not checked.
+
+    Example: calgp verify shipped
+    """
+    import dataclasses
+
+    from calgp import runs, show
+
+    folder = _folder(run)
+    places = [*(found.get("environment", {}) for found in folder.evaluations()), folder.card().environment]
+    fabric = _fabric(device, "32-true", threads or next((p["threads"] for p in places if "threads" in p), None))
+    with show.steps_shown() as watch:
+        checks = runs.verify(folder, fabric, directory=data, watch=watch)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(check) for check in checks]))
+    else:
+        out.print(show.verification_table(checks))
+    if any(check.state == "differs" for check in checks):
+        raise CalgpError(f"{folder.path} does not agree with what was found now.")
+
+
+@app.command()
 def compare(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
     csv: Annotated[Path | None, typer.Option(help="Write the table to a CSV file.")] = None,
