@@ -28,7 +28,7 @@ bench: $(STAMP)  ## measure calgp beside its alternatives (about six minutes; wa
 	@OMP_WAIT_POLICY=active $(BIN)/python -m bench --docs
 
 kill: $(STAMP)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends
-	@$(BIN)/python tests/kills.py --kills 200 --long
+	@$(BIN)/python tests/kills.py --kills 200 --operations 12 --command-lines 4
 
 test: $(STAMP)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules

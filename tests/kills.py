@@ -1,7 +1,7 @@
 """Kill calgp with SIGKILL at many moments, go on each time, and compare the end with that of a process left in peace.
 
-    python tests/kills.py --kills 30                # random moments, as in CI
-    python tests/kills.py --kills 200 --long        # make kill: also at every file operation, and whole command lines
+    python tests/kills.py --kills 30                                        # as in CI
+    python tests/kills.py --kills 200 --operations 12 --command-lines 4     # make kill
 
 This process imports torch and computes nothing; each attempt is a fork of it, so that it starts at once. Moments are
 drawn from --seed: a time (uniform over the time that the whole takes), or a file operation in the folder
@@ -249,21 +249,21 @@ class Tally:
         self.works += 1
 
 
-def run(place: Path, kills: int, seed: int, *, long: bool) -> Tally:
+def run(place: Path, *, kills: int, operations: int, command_lines: int, seed: int) -> Tally:
     draw, tally = random.Random(seed), Tally(Counter(), Counter())  # noqa: S311
     trained = place / "trained"
     first = Work("training", "to be evaluated", training_of(TRAININGS["SORF, hold-out"]))
     trained.mkdir()
     assert ended(fork(first, trained), PATIENCE)
     chosen = works(trained)
-    references, seconds, operations = {}, {}, {}
+    references, seconds, counts = {}, {}, {}
     for number, work in enumerate(chosen):
         path = place / f"reference{number}"
         work.begin(path)
         clock = time.monotonic()
         assert ended(fork(work, path), PATIENCE)
         references[work.name], seconds[work.name] = content(path), time.monotonic() - clock
-        operations[work.name] = int((place / f"{path.name}.operations").read_text())
+        counts[work.name] = int((place / f"{path.name}.operations").read_text())
         again = place / f"again{number}"  # the same seed in another process: the same bits
         work.begin(again)
         assert ended(fork(work, again), PATIENCE)
@@ -278,27 +278,26 @@ def run(place: Path, kills: int, seed: int, *, long: bool) -> Tally:
         tally.add(f"{work.kind}, {what}", found)
         print(f"{work.kind} ({work.name}), {what}: {len(found)} kills, the same end", file=sys.stderr, flush=True)
 
-    counts = dict.fromkeys(chosen, 0)
-    while (missing := kills - sum(counts.values())) > 0:
-        work = min(chosen, key=counts.__getitem__)  # the one that was killed least
+    done = dict.fromkeys(chosen, 0)
+    while (missing := kills - sum(done.values())) > 0:
+        work = min(chosen, key=done.__getitem__)  # the one that was killed least
         before = sum(tally.kills.values())
         attempt(
             work,
             lambda path: killed_by_time(work, path, seconds[work.name], draw, min(MOST, missing)),  # noqa: B023
             "at a random time",
         )
-        counts[work] += sum(tally.kills.values()) - before
+        done[work] += sum(tally.kills.values()) - before
     for work in chosen:
-        count = operations[work.name]
-        chosen_operations = range(1, count + 1) if long else [draw.randint(1, count)]
-        for operation in chosen_operations:
+        count = counts[work.name]
+        for operation in sorted(draw.sample(range(1, count + 1), min(operations, count))):
             attempt(work, lambda path: killed_at_operation(work, path, operation), "at a file operation")  # noqa: B023
-    if long:
-        command_lines(place, draw, tally)
+    if command_lines:
+        kill_command_lines(place, draw, tally, command_lines)
     return tally
 
 
-def command_lines(place: Path, draw: random.Random, tally: Tally) -> None:
+def kill_command_lines(place: Path, draw: random.Random, tally: Tally, most: int) -> None:
     """Whole command lines, whose process is killed; the pool of `reproduce --jobs 2` has to notice."""
     options = (
         "--source digits --train-size 100 --steps 40 --batch-size 25 --holdout 0.2 --checkpoint-seconds 0 --threads 1"
@@ -317,7 +316,7 @@ def command_lines(place: Path, draw: random.Random, tally: Tally) -> None:
         clock = time.monotonic()
         subprocess.run([sys.executable, "-m", "calgp", *line(reference)], check=True, capture_output=True)
         seconds, found = time.monotonic() - clock, []
-        while len(found) < 6:
+        while len(found) < most:
             process = subprocess.Popen(
                 [sys.executable, "-m", "calgp", *line(path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
@@ -343,13 +342,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="at random times")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--long", action="store_true", help="also at every file operation, and whole command lines")
+    parser.add_argument(
+        "--operations", type=int, default=1, help="file operations of each work, before which it is killed"
+    )
+    parser.add_argument("--command-lines", type=int, default=0, help="kills of `calgp train` and of `calgp reproduce`")
     options = parser.parse_args()
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
     clock = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        tally = run(Path(place).resolve(), options.kills, options.seed, long=options.long)
+        tally = run(Path(place).resolve(), **vars(options))
     told = {
         "command": ["python", "tests/kills.py", *sys.argv[1:]],
         "date": date.today().isoformat(),

@@ -68,6 +68,7 @@ def test_every_command_has_help_with_an_example(run_cli):
         "ensemble",
         "compare",
         "report",
+        "verify",
         "methods",
         "sources",
         "demo",
