@@ -129,5 +129,6 @@ def reporting(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CalgpError(
-            f"Cannot write in {path}: {error.strerror or error}. Choose another folder with --out, or make room."
+            f"Cannot write in {path}: {error.strerror or error}. Make room, or choose another folder with --out; what "
+            "was written before is whole."
         ) from None
