@@ -181,11 +181,14 @@ def left(path: Path) -> str:
     return "nothing" + part
 
 
-def killed_by_time(work: Work, path: Path, seconds: float, draw: random.Random, most: int) -> list[str]:
-    """Does the work with kills at random times; what each has left."""
+def killed_by_time(work: Work, path: Path, times: dict[str, float], draw: random.Random, most: int) -> list[str]:
+    """Does the work with kills at random times; what each has left. `times` are how long each work takes at present."""
     found: list[str] = []
-    while len(found) < most and not ended(fork(work, path), draw.uniform(0, seconds)):
+    clock = time.monotonic()
+    while len(found) < most and not ended(fork(work, path), draw.uniform(0, times[work.name])):
         found.append(left(path))
+    if not found:
+        times[work.name] = time.monotonic() - clock
     if len(found) == most and not ended(fork(work, path), PATIENCE):
         raise RuntimeError(f"{work} does not come to its end")
     return found
@@ -284,7 +287,7 @@ def run(place: Path, *, kills: int, operations: int, command_lines: int, seed: i
         before = sum(tally.kills.values())
         attempt(
             work,
-            lambda path: killed_by_time(work, path, seconds[work.name], draw, min(MOST, missing)),  # noqa: B023
+            lambda path: killed_by_time(work, path, seconds, draw, min(MOST, missing)),  # noqa: B023
             "at a random time",
         )
         done[work] += sum(tally.kills.values()) - before

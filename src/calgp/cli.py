@@ -562,16 +562,21 @@ def _folder(name: str) -> Any:
 
 
 def _writable(folder: Any) -> Any:
-    """The shipped run is part of the package: what is made of it goes into a copy in this directory."""
+    """The shipped run is part of the package: what is made of it goes into a copy in this directory, whole or not."""
     import shutil
+    import tempfile
 
     from calgp import runs
+    from calgp.runs.writing import reporting
 
     if folder.path != runs.shipped_run().path:
         return folder
     copy = runs.RunFolder(Path("runs") / "shipped")
-    if not copy.path.exists():
-        shutil.copytree(folder.path, copy.path)
+    with reporting(copy.path):
+        copy.path.parent.mkdir(exist_ok=True)
+        if not copy.path.exists():
+            with tempfile.TemporaryDirectory(dir=copy.path.parent, prefix=".") as aside:
+                Path(shutil.copytree(folder.path, Path(aside) / "shipped")).rename(copy.path)
     return copy
 
 
