@@ -68,6 +68,7 @@ def test_every_command_has_help_with_an_example(run_cli):
         "ensemble",
         "compare",
         "report",
+        "verify",
         "methods",
         "sources",
         "demo",
@@ -103,6 +104,30 @@ def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("evaluate", "copy", "--json", "-S", "2")
     assert status == 0 and 0 <= json.loads(output)["scores"]["err"] <= 1
+
+
+def test_verify_agrees_or_exits_with_one(run_cli, cli_run, tmp_path):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    status, output = run_cli("verify", "copy", "--json")
+    assert status == 0
+    assert {check["what"]: check["state"] for check in json.loads(output)} == {
+        "training images": "same bits", "digits": "same bits", "letters": "same bits",
+    }  # fmt: skip
+    scores = json.loads((tmp_path / "copy" / "scores-digits.json").read_text())
+    scores["scores"]["err"] += 0.5
+    (tmp_path / "copy" / "scores-digits.json").write_text(json.dumps(scores))
+    status, output = run_cli("verify", "copy")
+    assert status == 1 and "copy does not agree" in output
+
+
+def test_resume_begins_again_where_there_is_no_checkpoint_yet(run_cli, cli_run, tmp_path):
+    """And with the precision that the run was begun with, whatever the command says nothing about."""
+    shutil.copytree(cli_run, tmp_path / "copy")
+    whole = (tmp_path / "copy" / "model.safetensors").read_bytes()
+    (tmp_path / "copy" / "model.safetensors").unlink()
+    status, output = run_cli("train", "--resume", "copy", "--checkpoint-seconds", "0.5")
+    assert status == 0, output
+    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == whole
 
 
 def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli_run, tmp_path):
@@ -238,6 +263,8 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["train", "--precision", "7", "--steps", "1"], "precision '7'"),
         (["train", "--threads", "0", "--steps", "1"], "threads=0"),
         (["train", "--resume", "nowhere"], "no run folder"),
+        (["train", "--checkpoint-seconds", "-1"], "checkpoint_seconds=-1"),
+        (["verify", "nowhere"], "no run folder"),
         (["evaluate", "nowhere"], "no run folder"),
         (["evaluate", "shipped", "-S", "0"], "samples=0"),
         (["evaluate", "shipped", "--source", "folder:nowhere"], "nowhere"),

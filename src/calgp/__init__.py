@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         evaluate,
         shipped_run,
         train,
+        verify,
     )
 
 _ROOMS = {
@@ -38,13 +39,14 @@ _ROOMS = {
     "calgp.report": ("write_report",),
     "calgp.runs": (
         "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "shipped_run", "train",
+        "verify",
     ),
 }  # fmt: skip
 
 __all__ = [
     "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
     "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "ensemble",
-    "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
+    "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "verify", "write_report",
 ]  # fmt: skip
 
 

@@ -80,10 +80,15 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.")] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …")] = "32-true",
+    precision: Annotated[
+        str | None, typer.Option(help="32-true (unless given), bf16-mixed, 16-mixed, 64-true …")
+    ] = None,
     threads: ThreadsOption = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
+
+    So it does after a crash, from the last checkpoint: the result is the same to the bit (docs/reliability.md).
 
     Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
     """
@@ -97,12 +102,19 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
-    run = runs.RunFolder(resume).card().run if resume else runs.from_json(_options(config, given, set_ or []))
+    card = runs.RunFolder(resume).card() if resume else None
+    run = card.run if card else runs.from_json(_options(config, given, set_ or []))
+    begun_in = card.environment.get("precision", "32-true") if card else "32-true"
+    if not 0 <= checkpoint_seconds < float("inf"):
+        raise CalgpError(f"checkpoint_seconds={checkpoint_seconds} cannot be; it is a number of seconds, such as 60.")
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
-    fabric = _fabric(device, precision, threads)
+    fabric = _fabric(device, precision or begun_in, threads)
     images = runs.TrainingData.of(run, data)
     with show.training_bar(f"Training {run.label} on {run.source}") as watch:
-        runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
+        runs.train(
+            run, target, fabric, data=images, resume=resume is not None, checkpoint_seconds=checkpoint_seconds,
+            watch=watch,
+        )  # fmt: skip
     out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
 
 
@@ -239,6 +251,38 @@ def ensemble(
 
     card = runs.ensemble([_folder(name) for name in run], target := runs.RunFolder(folder))
     out.print(f"Made {card.label} in {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+
+
+@app.command()
+def verify(
+    run: RunArgument,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; those of the evaluations unless given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a run once more and compare with what its folder holds; status 1 if they disagree. Writes nothing.
+
+    The same versions, threads and processor must give the same bits; others must agree within a stated tolerance
+    (docs/reliability.md). The training images are compared by their checksum. What is not here is not checked.
+
+    Example: calgp verify shipped
+    """
+    import dataclasses
+
+    from calgp import runs, show
+
+    folder = _folder(run)
+    places = [*(found.get("environment", {}) for found in folder.evaluations()), folder.card().environment]
+    fabric = _fabric(device, "32-true", threads or next((p["threads"] for p in places if "threads" in p), None))
+    with show.steps_shown() as watch:
+        checks = runs.verify(folder, fabric, directory=data, watch=watch)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(check) for check in checks]))
+    else:
+        out.print(show.verification_table(checks))
+    if any(check.state == "differs" for check in checks):
+        raise CalgpError(f"{folder.path} does not agree with what was found now.")
 
 
 @app.command()
@@ -518,16 +562,21 @@ def _folder(name: str) -> Any:
 
 
 def _writable(folder: Any) -> Any:
-    """The shipped run is part of the package: what is made of it goes into a copy in this directory."""
+    """The shipped run is part of the package: what is made of it goes into a copy in this directory, whole or not."""
     import shutil
+    import tempfile
 
     from calgp import runs
+    from calgp.runs.writing import reporting
 
     if folder.path != runs.shipped_run().path:
         return folder
     copy = runs.RunFolder(Path("runs") / "shipped")
-    if not copy.path.exists():
-        shutil.copytree(folder.path, copy.path)
+    with reporting(copy.path):
+        copy.path.parent.mkdir(exist_ok=True)
+        if not copy.path.exists():
+            with tempfile.TemporaryDirectory(dir=copy.path.parent, prefix=".") as aside:
+                Path(shutil.copytree(folder.path, Path(aside) / "shipped")).rename(copy.path)
     return copy
 
 

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
 
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
-from calgp.runs.folder import reporting, write_whole
 from calgp.runs.training import Step
+from calgp.runs.verification import Check
+from calgp.runs.writing import reporting, write_whole
 
 if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.experiments import Experiment, Job
@@ -40,6 +49,11 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
         smoothed: list[float] = []
 
         def watch(step: Step) -> None:
+            if step.skipped is not None:
+                PROGRESS.print(
+                    f"Step {step.step} was skipped: {escape(step.skipped)}.", highlight=False, soft_wrap=True
+                )
+                return bar.update(task, completed=step.step, total=step.steps)
             if step.step % 10 and step.step != step.steps:
                 return bar.update(task, completed=step.step, total=step.steps)
             smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
@@ -55,6 +69,14 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
         task = bar.add_task(title, total=None)
         yield lambda more, total: bar.update(task, advance=more, total=total)
+
+
+@contextmanager
+def steps_shown() -> Iterator[Callable[[str], None]]:
+    """What is being done now, by name."""
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=PROGRESS, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda what: bar.update(task, description=escape(what))
 
 
 @contextmanager
@@ -203,6 +225,15 @@ def flat_row(row: Row) -> dict[str, Any]:
     for name, (value, error) in (row.metrics | {f"auroc_{k}": v for k, v in row.auroc.items()}).items():
         flat |= {name: value, f"{name}_se": error}
     return flat
+
+
+def verification_table(checks: Iterable[Check]) -> Table:
+    """What was verified, a line each."""
+    table = Table("what", "state", Column("Δ probability", justify="right"), Column("Δ score", justify="right"), "")
+    for check in checks:
+        differences = ("" if value is None else f"{value:.1g}" for value in (check.probability, check.score))
+        table.add_row(escape(check.what), check.state, *differences, escape(check.told))
+    return table
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

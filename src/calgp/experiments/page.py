@@ -17,7 +17,8 @@ from calgp.report.figures import Bins
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
-from calgp.runs.folder import environment, reporting, write_whole
+from calgp.runs.folder import environment
+from calgp.runs.writing import remove_leftovers, reporting, write_whole
 
 from .paper import Experiment, Published
 from .reproduce import key
@@ -95,6 +96,7 @@ def write_experiment(
     }
     with reporting(out):
         out.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(out)
         for name, data in files.items():
             write_whole(out / name, data)
     return out / "report.html"

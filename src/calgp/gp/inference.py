@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from calgp.errors import CalgpError
+from calgp.gp.cholesky import NumericalError
 from calgp.gp.likelihoods import Latent, Likelihood
 from calgp.gp.noise import Noise
 from calgp.gp.sites import Site, name_sites
@@ -146,7 +148,8 @@ def predict(
     """p(y | x) for images, Eq. (10), averaged over `samples` draws of all that is random.
 
     Leaves the model and every generator as they were. The same seed gives the same answer for an image, whatever the
-    batches; a smaller `samples` gives the average over the first of the same draws.
+    batches; a smaller `samples` gives the average over the first of the same draws. Pixels that are no finite numbers
+    are refused (CalgpError), and so are images whose numbers overflow on their way (NumericalError).
 
     Args:
         model: what was trained.
@@ -167,9 +170,24 @@ def predict_batches(
         raise ValueError(f"samples must be at least 1 and the seed 0 … 2^63 - 1, not {samples=}, {seed=}")
     batches = _split(data) if isinstance(data, Tensor) else data
     for x, rows in batches:
+        if not x.isfinite().all():
+            raise CalgpError(
+                f"The image of row {_first(~x.isfinite(), rows)} has pixels that are no finite numbers; mend it or "
+                "leave it out."
+            )
         with evaluating(model), torch.no_grad():
             predictive = Predictive.cat(_predict_batch(model, x, rows, samples, seed, memory))
+        if predictive.log_probs.isnan().any():
+            raise NumericalError(
+                f"the probabilities of row {_first(predictive.log_probs.isnan(), rows)} are no numbers; the pixels of "
+                f"its batch go from {x.min():g} to {x.max():g}, and images have pixels from 0 to 1"
+            )
         yield predictive  # outside: the caller goes on with gradients, and with the model as it was
+
+
+def _first(wrong: Tensor, rows: Tensor) -> int:
+    """The row of the first image for which something is wrong."""
+    return int(rows[wrong.flatten(1).any(1).nonzero()[0, 0]])
 
 
 def _split(x: Tensor, size: int = 100) -> Iterator[Batch]:

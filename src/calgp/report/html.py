@@ -14,8 +14,9 @@ from calgp import metrics
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.runs.evaluation import test_images
-from calgp.runs.folder import Card, RunFolder, reporting, write_whole
+from calgp.runs.folder import Card, RunFolder
 from calgp.runs.run import to_json
+from calgp.runs.writing import reporting, write_whole
 
 from . import figures
 from .gallery import Gallery, galleries, outside_galleries

@@ -9,9 +9,11 @@ from calgp.runs.memory import keep_freed_memory
 from calgp.runs.run import Run, from_json, to_json
 from calgp.runs.training import Interrupted, Step, fit, train
 from calgp.runs.training_data import TrainingData
+from calgp.runs.verification import Check, verify
 
 __all__ = [
     "Card",
+    "Check",
     "Evaluation",
     "Interrupted",
     "Row",
@@ -32,4 +34,5 @@ __all__ = [
     "shipped_run",
     "to_json",
     "train",
+    "verify",
 ]

@@ -36,8 +36,9 @@ def calibrate(
     check_form(images, card.task, "The hold-out")
     if images.classes != card.classes:
         raise CalgpError(f"The hold-out has classes {images.classes}, the run {card.classes}; they must be the same.")
-    found = fit_calibrator(folder.model().to(fabric.device), images, calibrator, samples=samples, seed=seed)
-    folder.write_calibration(found)
+    with folder.owned():
+        found = fit_calibrator(folder.model().to(fabric.device), images, calibrator, samples=samples, seed=seed)
+        folder.write_calibration(found)
     return found
 
 

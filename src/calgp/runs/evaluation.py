@@ -17,10 +17,10 @@ from calgp.calibration import Calibrator
 from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Model, Predictive, predict_batches
+from calgp.gp import Batch, Model, NumericalError, Predictive, predict_batches
 from calgp.metrics import Outcomes, Scores
 from calgp.nets import Task
-from calgp.runs.folder import RunFolder
+from calgp.runs.folder import RunFolder, arithmetic
 
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
 BATCH = 100
@@ -36,6 +36,8 @@ class Evaluation:
     outcomes: Outcomes | None
     columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows: one entry an image
     summary: dict[str, Any]  # what scores-*.json holds
+    kept: dict[str, Tensor]  # log-probabilities and their spread, if they are few enough to be stored
+    names: tuple[str, ...] | None  # of the images, if they have any
 
 
 def batches(images: Images, model: Model) -> Iterator[Batch]:
@@ -63,16 +65,19 @@ class Predictor:
     calibrator: Calibrator | None
 
     @staticmethod
-    def of(folder: RunFolder, fabric: Fabric, *, calibrated: bool) -> "Predictor":
-        """What is in the folder; the model as it was trained where `calibrated` is false."""
-        calibrator = folder.calibrator() if calibrated else None
+    def of(folder: RunFolder, fabric: Fabric, calibration: dict[str, Any] | None) -> "Predictor":
+        """The folder's model, with what calibration.json holds, or as it was trained."""
+        calibrator = None if calibration is None else folder.calibrator(calibration)
         return Predictor(folder.model().to(fabric.device), calibrator)
 
     def predict(self, data: Iterable[Batch], *, samples: int, seed: int) -> Iterator[Predictive]:
         """The predictive of each batch, on the CPU."""
-        for part in predict_batches(self.model, data, samples=samples, seed=seed):
-            part = on_cpu(part)
-            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+        try:
+            for part in predict_batches(self.model, data, samples=samples, seed=seed):
+                part = on_cpu(part)
+                yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+        except NumericalError as error:
+            raise CalgpError(f"These images cannot be predicted: {error}.") from error
 
 
 def one_device(fabric: Fabric | None) -> Fabric:
@@ -102,24 +107,55 @@ def evaluate(
     """
     fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source
+    calibration = folder.calibration() if calibrated else None
+    with folder.owned():
+        found = examine(
+            folder, fabric, source=source, images=images, directory=directory, samples=samples, seed=seed,
+            convert=convert, calibration=calibration, corruption=corruption, watch=watch,
+        )  # fmt: skip
+        told = {name: found.summary[name] for name in ("source", "samples", "seed", "calibrator")}
+        told |= {"classes": list(card.classes), "names": found.names}
+        shift = None if corruption is None else corruption.label
+        name = folder.predictions_name(source, found.summary["calibrator"], shift)
+        folder.write_tensors(name, found.columns | found.kept, told)
+        folder.write_evaluation(source, found.summary, shift)
+    return found
+
+
+def examine(
+    folder: RunFolder,
+    fabric: Fabric,
+    *,
+    source: str,
+    images: Images | None = None,
+    directory: Path | None = None,
+    samples: int,
+    seed: int,
+    convert: bool,
+    calibration: dict[str, Any] | None,
+    corruption: Corruption | None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """What `evaluate` finds; nothing is written. `calibration` is what calibration.json holds, or held."""
+    card = folder.card()
     if images is None:
         images = test_images(folder, source, directory=directory, convert=convert)
     check_form(images, card.task, source)
-    shift, named = None, source
+    named = source
     if corruption is not None:
         images = corrupted(images, corruption.kind, corruption.severity, seed=corruption.seed)
-        shift, named = corruption.label, f"{source}~{corruption.label}"
-    predictor = Predictor.of(folder, fabric, calibrated=calibrated)
+        named = f"{source}~{corruption.label}"
+    predictor = Predictor.of(folder, fabric, calibration)
     outside = images.classes != card.classes
     clock = time.perf_counter()
     columns, outcomes, kept = _predicted(predictor, images, samples=samples, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
-    calibration = folder.calibration() if calibrated else None
     calibrator = None if calibration is None else calibration["calibrator"]
     summary = {"source": named, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
     summary |= {"calibrator": calibrator, "calibration": calibration}
     summary |= {"convert": convert, "checksum": images.checksum()}
     summary["corruption"] = None if corruption is None else {"of": source} | asdict(corruption)
+    summary["environment"] = arithmetic(fabric)
     summary["prediction_seconds"] = round(seconds, 3)
     summary["entropy_histogram"] = _histogram(columns["entropy"], math.log(card.task.classes))
     summary["mean_entropy"] = columns["entropy"].mean().item()
@@ -128,11 +164,7 @@ def evaluate(
         summary |= _inside(outcomes, kept.get("log_probs"), images.y, seed)
     else:
         summary |= _outside(folder, card.run.source, calibrator, columns, seed)
-    told = {"source": named, "samples": samples, "seed": seed, "classes": list(card.classes), "names": images.names}
-    name = folder.predictions_name(source, calibrator, shift)
-    folder.write_tensors(name, columns | kept, told | {"calibrator": calibrator})
-    folder.write_evaluation(source, summary, shift)
-    return Evaluation(named, outside, outcomes, columns, summary)
+    return Evaluation(named, outside, outcomes, columns, summary, kept, images.names)
 
 
 def test_images(folder: RunFolder, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
@@ -182,7 +214,7 @@ def predict_files(
     x = torch.from_numpy(np.stack(arrays)).float() / 255
     rows = torch.arange(len(x))
     parts = zip(x.split(BATCH), rows.split(BATCH), strict=True)
-    predictor = Predictor.of(folder, fabric, calibrated=calibrated)
+    predictor = Predictor.of(folder, fabric, folder.calibration() if calibrated else None)
     predicted = predictor.predict((fabric.to_device(part) for part in parts), samples=samples, seed=seed)
     return [str(file) for file in files], Predictive.cat(predicted)
 
