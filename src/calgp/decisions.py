@@ -381,6 +381,19 @@ def from_json(data: dict[str, Any]) -> Decisions:
         raise CalgpError(f"The decisions are damaged ({error}).") from None
 
 
+def check_wanted(
+    *, error: float | None, confidence: float | None, score: str, coverage: float | None, sets: str
+) -> None:
+    """Refuse what cannot be decided before anything is predicted for it."""
+    if error is None and coverage is None:
+        raise CalgpError("Nothing was asked for: an error (0.01) sets a threshold, a coverage (0.9) makes sets.")
+    for name, value in (("error", error), ("confidence", confidence), ("coverage", coverage)):
+        if value is not None:
+            _share(name, value)
+    _choice("score", score, SCORES)
+    _choice("sets", sets, KINDS)
+
+
 def _selection(data: dict[str, Any]) -> Selection:
     found = Selection(**data)
     _choice("score", found.score, SCORES)

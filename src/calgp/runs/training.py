@@ -164,6 +164,7 @@ def _begun(run: Run, folder: RunFolder, task: Task, data: TrainingData) -> int:
     folder.create(Card(run, task, classes, n, data.train.checksum(), held_out, environment()))
     folder.remove("log.jsonl")
     folder.remove("calibration.json")
+    folder.remove("decisions.json")
     return 0
 
 
