@@ -110,7 +110,7 @@ def evaluation_table(summary: dict[str, Any]) -> Table:
             if name != "n":
                 table.add_row(name.upper() if name in SHORT else f"mean {name}", f"{value:.4f}", interval)
         for name, found in summary["selective"].items():
-            table.add_row(f"AURC by {name.replace('-', ' ')}", f"{found['aurc']:.4f}", "")
+            table.add_row(f"AURC by {name.replace('-', ' ')}", f"{found['aurc']:.3g}", "")
         for row in _promise_rows(summary["decisions"]):
             table.add_row(*row)
         return table
