@@ -65,6 +65,7 @@ def test_every_command_has_help_with_an_example(run_cli):
         "evaluate",
         "predict",
         "calibrate",
+        "decide",
         "ensemble",
         "compare",
         "report",
@@ -273,6 +274,16 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["calibrate", "shipped"], r"no held-out images.*--holdout 0\.1"),
         (["calibrate", "shipped", "--calibrator", "magic"], "temperature, vector, platt, isotonic"),
         (["calibrate", "shipped", "-S", "0"], "samples=0"),
+        (["calibrate", "shipped", "--share", "2"], "share=2"),
+        (["decide", "nowhere", "--error", "0.1"], "no run folder"),
+        (["decide", "shipped"], "Nothing was asked for"),
+        (["decide", "shipped", "--error", "0.1"], r"no held-out images.*--holdout 0\.1"),
+        (["decide", "shipped", "--error", "nan"], "error=nan"),
+        (["decide", "shipped", "--error", "0.1", "--confidence", "1"], "confidence=1"),
+        (["decide", "shipped", "--error", "0.1", "--score", "luck"], "confidence, entropy, mutual-information"),
+        (["decide", "shipped", "--coverage", "90"], "coverage=90"),
+        (["decide", "shipped", "--coverage", "0.9", "--sets", "raps"], "lac, aps, aps-plain"),
+        (["decide", "shipped", "--coverage", "0.9", "-S", "0"], "samples=0"),
         (["train", "--method", "cnn-cal", "--holdout", "0"], r"--holdout 0\.1"),
         (["train", "--set", "split_seed=-1"], "split_seed=-1"),
         (["ensemble", "nowhere", "shipped", "--out", "both"], "no run folder"),
@@ -384,6 +395,50 @@ def test_predict_is_calibrated_unless_told_otherwise(run_cli, copied):
     assert calibrated["probabilities"] != plain["probabilities"]
     assert calibrated["mutual_information"] == plain["mutual_information"]
     assert sum(calibrated["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_decide_evaluate_predict_report(run_cli, copied):
+    status, output = run_cli("decide", "copy", "-S", "4", "--error", "0.01", "--coverage", "0.8")
+    told = " ".join(output.split())
+    assert status == 0 and "fitted on 20 held-out images with 4 samples" in told
+    assert "never" in told and "needs at least 299 held-out images" in told and "aps threshold" in told
+    status, output = run_cli(
+        "decide", "copy", "-S", "4", "--error", "0.9", "--empirical", "--coverage", "0.8", "--json"
+    )
+    made = json.loads(output)
+    assert status == 0 and made == json.loads((copied / "decisions.json").read_text())
+    assert made["selection"]["confidence"] is None and made["sets"]["kind"] == "aps" and not made["sets"]["empty"]
+    summary = json.loads(run_cli("evaluate", "copy", "-S", "4", "--json")[1])
+    output = run_cli("evaluate", "copy", "-S", "4")[1]
+    for number in (summary["decisions"]["sets"]["covered"], summary["decisions"]["selection"]["share"]):
+        assert f"{number:.4f}" in output
+    assert "AURC by confidence" in output and "target 0.8" in output and "target 0.9" in output
+    assert "mean size of the sets" in run_cli("evaluate", "copy", "-S", "4", "--source", "letters")[1]
+    Image.fromarray(load("digits", "test").x[0, 0].numpy()).save("digit.png")
+    (row,) = json.loads(run_cli("predict", "copy", "digit.png", "-S", "4", "--json", "--csv", "out.csv")[1])
+    assert row["abstains"] in (True, False) and set(row["set"]) <= set(row["probabilities"]) and row["set"]
+    assert first_row("out.csv")["set"] == "; ".join(row["set"])
+    output = run_cli("predict", "copy", "digit.png", "-S", "4")[1]
+    assert "abstains" in output and "; ".join(row["set"]) in output
+    assert run_cli("report", "copy", "--out", "report.html")[0] == 0
+    assert "calgp decide copy --error 0.9 --empirical" in Path("report.html").read_text()
+
+
+def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied, capsys):
+    assert run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")[0] == 0
+
+    def told(*arguments: str) -> str:
+        result = CliRunner().invoke(cli.app, ["evaluate", "copy", *arguments, "--json"])
+        return " ".join(result.stderr.split())
+
+    assert "Note" not in told("-S", "4")
+    assert "is for 4 samples; with 2 its promises need not hold" in told("-S", "2")
+    assert run_cli("calibrate", "copy", "-S", "4", "--share", "0.5")[0] == 0
+    assert "is of other probabilities than these and was not used" in told("-S", "4")
+    assert "Note" not in told("-S", "4", "--uncalibrated")
+    status, output = run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")
+    assert status == 0 and "calibrated (temperature)" in output and "fitted on 10 held-out" in " ".join(output.split())
+    assert "Note" not in told("-S", "4")
 
 
 def test_cnn_cal_is_calibrated_by_its_training(run_cli):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         TrainingData,
         calibrate,
         compare,
+        decide,
         ensemble,
         evaluate,
         shipped_run,
@@ -38,15 +39,15 @@ _ROOMS = {
     "calgp.nets": ("BACKBONES",),
     "calgp.report": ("write_report",),
     "calgp.runs": (
-        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "shipped_run", "train",
-        "verify",
+        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "decide", "ensemble", "evaluate", "shipped_run",
+        "train", "verify",
     ),
 }  # fmt: skip
 
 __all__ = [
     "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
-    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "ensemble",
-    "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "verify", "write_report",
+    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "decide",
+    "ensemble", "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "verify", "write_report",
 ]  # fmt: skip
 
 

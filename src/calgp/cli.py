@@ -139,7 +139,8 @@ def evaluate(
     """Score a run on test images: its own, or those of another set. Other classes than its own count as outside.
 
     A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
-    was trained. The results of both stand side by side in the folder, in reports and in comparisons.
+    was trained. The results of both stand side by side in the folder, in reports and in comparisons. A run with
+    decisions (see `calgp decide`) is also told how well they keep their promises.
 
     --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1
     to 5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the
@@ -163,6 +164,7 @@ def evaluate(
                 folder, fabric, source=source, directory=data, samples=samples, seed=seed, convert=convert,
                 calibrated=not uncalibrated, corruption=corruption, watch=advance,
             ).summary)  # fmt: skip
+    _warn_of_decisions(folder, samples, uncalibrated)
     if as_json:
         return print(json.dumps(found if len(found) > 1 else found[0]))
     out.print(show.evaluation_table(found[0]) if len(found) == 1 else show.shift_table(found))
@@ -183,7 +185,8 @@ def predict(
     """Say what pictures show, and how sure that is.
 
     Of a calibrated run, probabilities and entropy are calibrated; mutual information and the ± of a probability compare
-    samples, and stay those of the average before calibration.
+    samples, and stay those of the average before calibration. Of a run with decisions (see `calgp decide`), it is also
+    told whether it abstains, and the set of classes that holds the true one as often as was promised.
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
@@ -192,10 +195,11 @@ def predict(
     _check_sampling(samples, seed)
     folder = _folder(run)
     fabric = _fabric(device, "32-true", threads)
-    names, predicted = runs.predict_files(
+    names, predicted, decided = runs.decide_files(
         folder, images, fabric, samples=samples, seed=seed, calibrated=not uncalibrated
     )
-    rows = show.prediction_rows(names, predicted, folder.card().classes)
+    _warn_of_decisions(folder, samples, uncalibrated)
+    rows = show.prediction_rows(names, predicted, folder.card().classes, decided)
     if csv is not None:
         show.write_csv(csv, rows)
     if as_json:
@@ -207,8 +211,11 @@ def predict(
 def calibrate(
     run: RunArgument,
     calibrator: Annotated[str, typer.Option(help="temperature, vector, platt or isotonic.")] = "temperature",
+    share: Annotated[
+        float, typer.Option(help="Part of the hold-out to use; 0.5 leaves half for `calgp decide`.")
+    ] = 1.0,
     samples: SamplesOption = 50,
-    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the masks, and of which images --share takes.")] = 0,
     data: DataOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
@@ -227,10 +234,64 @@ def calibrate(
     _check_sampling(samples, seed)
     folder = _writable(_folder(run))
     fabric = _fabric(device, "32-true", threads)
-    found = runs.calibrate(folder, fabric, calibrator=calibrator, directory=data, samples=samples, seed=seed)
+    found = runs.calibrate(
+        folder, fabric, calibrator=calibrator, share=share, directory=data, samples=samples, seed=seed
+    )
     if as_json:
         return print(json.dumps(found))
     out.print(show.calibration_table(found))
+    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+
+
+@app.command()
+def decide(
+    run: RunArgument,
+    error: Annotated[
+        float | None, typer.Option(help="Answer only where no more than this share is wrong: 0.01.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="That --error holds on new images.")] = 0.95,
+    empirical: Annotated[bool, typer.Option("--empirical", help="--error on the hold-out itself: no promise.")] = False,
+    score: Annotated[
+        str, typer.Option(help="What doubt is: confidence, entropy or mutual-information.")
+    ] = "confidence",
+    coverage: Annotated[float | None, typer.Option(help="Sets that hold the true class this often: 0.9.")] = None,
+    sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
+    by_class: Annotated[bool, typer.Option("--by-class", help="--coverage for each class by itself.")] = False,
+    empty: Annotated[
+        bool, typer.Option("--empty", help="Leave empty sets empty; else they get the top class.")
+    ] = False,
+    uncalibrated: UncalibratedOption = False,
+    samples: SamplesOption = 50,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide when a run answers, and which classes it keeps, on the images that it held out (--holdout 0.1).
+
+    --error finds a threshold of doubt, beyond which the run abstains: what it answers is wrong no more often than this,
+    with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as this.
+    Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
+    `report` use them from then on.
+
+    A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.
+
+    Example: calgp decide runs/mnist --error 0.005 --coverage 0.99 && calgp evaluate runs/mnist
+    """
+    from calgp import runs, show
+
+    _check_sampling(samples, seed)
+    folder = _writable(_folder(run))
+    fabric = _fabric(device, "32-true", threads)
+    found = runs.decide(
+        folder, fabric, error=error, confidence=None if empirical else confidence, score=score, coverage=coverage,
+        sets=sets, by_class=by_class, empty=empty, calibrated=not uncalibrated, directory=data, samples=samples,
+        seed=seed,
+    )  # fmt: skip
+    if as_json:
+        return print(json.dumps(found))
+    out.print(show.decisions_table(found, folder.card().classes))
     out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
 
 
@@ -578,6 +639,20 @@ def _writable(folder: Any) -> Any:
             with tempfile.TemporaryDirectory(dir=copy.path.parent, prefix=".") as aside:
                 Path(shutil.copytree(folder.path, Path(aside) / "shipped")).rename(copy.path)
     return copy
+
+
+def _warn_of_decisions(folder: Any, samples: int, uncalibrated: bool) -> None:
+    """Decisions that are not used, or whose promises are for other numbers than those shown."""
+    made = folder.decisions()
+    if made is None:
+        return
+    told = ""
+    if made["calibration"] != folder.probabilities(calibrated=not uncalibrated):
+        told = "is of other probabilities than these and was not used"
+    elif made["samples"] != samples:
+        told = f"is for {made['samples']} samples; with {samples} its promises need not hold"
+    if told:
+        err.print(f"Note: {folder.path / 'decisions.json'} {told}. `calgp decide` makes it anew.", soft_wrap=True)
 
 
 def _run_folders(path: Path) -> list[Any]:

@@ -2,8 +2,9 @@
 
 from calgp.runs.calibrating import calibrate
 from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.deciding import decide
 from calgp.runs.ensembles import ensemble
-from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
+from calgp.runs.evaluation import Evaluation, decide_files, evaluate, predict_files, score
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
 from calgp.runs.run import Run, from_json, to_json
@@ -23,6 +24,8 @@ __all__ = [
     "TrainingData",
     "calibrate",
     "compare",
+    "decide",
+    "decide_files",
     "ensemble",
     "evaluate",
     "fit",

@@ -16,10 +16,12 @@ from calgp import metrics
 from calgp.calibration import Calibrator
 from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
+from calgp.decisions import Decisions
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Model, NumericalError, Predictive, predict_batches
 from calgp.metrics import Outcomes, Scores
 from calgp.nets import Task
+from calgp.runs.decided import decided, kept_promises, selective_scores, with_outcomes
 from calgp.runs.folder import RunFolder, arithmetic
 
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
@@ -34,7 +36,7 @@ class Evaluation:
     source: str
     outside: bool
     outcomes: Outcomes | None
-    columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows: one entry an image
+    columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows, decisions: one entry an image
     summary: dict[str, Any]  # what scores-*.json holds
     kept: dict[str, Tensor]  # log-probabilities and their spread, if they are few enough to be stored
     names: tuple[str, ...] | None  # of the images, if they have any
@@ -59,16 +61,18 @@ def score(model: Model, images: Images, *, samples: int, seed: int) -> Scores:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model and its calibrator, if it has one: the only place where a run folder's predictions are made."""
+    """A trained model, its calibrator and decisions, if it has them: the only place where predictions are made."""
 
     model: Model
     calibrator: Calibrator | None
+    decisions: Decisions | None = None
 
     @staticmethod
     def of(folder: RunFolder, fabric: Fabric, calibration: dict[str, Any] | None) -> "Predictor":
-        """The folder's model, with what calibration.json holds, or as it was trained."""
+        """The folder's model, with what calibration.json holds, or as it was trained; and what it decides."""
         calibrator = None if calibration is None else folder.calibrator(calibration)
-        return Predictor(folder.model().to(fabric.device), calibrator)
+        decisions = folder.decider(calibrated=calibration is not None)
+        return Predictor(folder.model().to(fabric.device), calibrator, decisions)
 
     def predict(self, data: Iterable[Batch], *, samples: int, seed: int) -> Iterator[Predictive]:
         """The predictive of each batch, on the CPU."""
@@ -78,6 +82,12 @@ class Predictor:
                 yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
         except NumericalError as error:
             raise CalgpError(f"These images cannot be predicted: {error}.") from error
+
+    def decided(self, part: Predictive, x: Tensor) -> dict[str, Tensor]:
+        """What the run decides on predicted pictures `x` (uint8); nothing where it has no decisions."""
+        if self.decisions is None:
+            return {}
+        return decided(self.decisions, columns_of(part), part.log_probs, x)
 
 
 def one_device(fabric: Fabric | None) -> Fabric:
@@ -103,7 +113,8 @@ def evaluate(
 
     The images are those of a source, the run's own by default; or `images`, which `source` then only names. A run that
     has been calibrated is scored so unless `calibrated` is false; the files of both stand side by side. With a
-    `corruption` the images are made worse first; its files, too, stand beside the others, as of mnist~noise-3.
+    `corruption` the images are made worse first; its files, too, stand beside the others, as of mnist~noise-3. Where
+    the run has decisions for these probabilities, the summary tells how well they keep their promises.
     """
     fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source
@@ -160,8 +171,13 @@ def examine(
     summary["entropy_histogram"] = _histogram(columns["entropy"], math.log(card.task.classes))
     summary["mean_entropy"] = columns["entropy"].mean().item()
     summary["mean_mutual_information"] = columns["mutual_information"].mean().item()
+    summary["decisions"] = None
+    if predictor.decisions is not None:
+        promises = kept_promises(predictor.decisions, columns, len(card.classes), outside=outside)
+        summary["decisions"] = {"made": folder.decisions()} | promises
     if outcomes is not None:
         summary |= _inside(outcomes, kept.get("log_probs"), images.y, seed)
+        summary["selective"] = selective_scores(columns)
     else:
         summary |= _outside(folder, card.run.source, calibrator, columns, seed)
     return Evaluation(named, outside, outcomes, columns, summary, kept, images.names)
@@ -207,16 +223,30 @@ def predict_files(
     calibrated: bool = True,
 ) -> tuple[list[str], Predictive]:
     """What a run makes of picture files and folders of them: their names, and the predictive in the same order."""
+    names, predictive, _ = decide_files(folder, paths, fabric, samples=samples, seed=seed, calibrated=calibrated)
+    return names, predictive
+
+
+def decide_files(
+    folder: RunFolder,
+    paths: Sequence[Path],
+    fabric: Fabric | None = None,
+    *,
+    samples: int = 50,
+    seed: int = 0,
+    calibrated: bool = True,
+) -> tuple[list[str], Predictive, dict[str, Tensor]]:
+    """`predict_files`, and what the run decides on them: `abstained` [N] and `sets` [N, Q], as far as it has them."""
     fabric = one_device(fabric)
     files = [file for path in paths for file in picture_files(path)]
     size, colour = form(folder.card().task)
-    arrays = [read_picture(file, name=str(file), size=size, colour=colour) for file in files]
-    x = torch.from_numpy(np.stack(arrays)).float() / 255
+    x = torch.from_numpy(np.stack([read_picture(file, name=str(file), size=size, colour=colour) for file in files]))
     rows = torch.arange(len(x))
-    parts = zip(x.split(BATCH), rows.split(BATCH), strict=True)
+    parts = zip((x.float() / 255).split(BATCH), rows.split(BATCH), strict=True)
     predictor = Predictor.of(folder, fabric, folder.calibration() if calibrated else None)
     predicted = predictor.predict((fabric.to_device(part) for part in parts), samples=samples, seed=seed)
-    return [str(file) for file in files], Predictive.cat(predicted)
+    predictive = Predictive.cat(predicted)
+    return [str(file) for file in files], predictive, predictor.decided(predictive, x)
 
 
 def picture_files(path: Path) -> list[Path]:
@@ -247,10 +277,11 @@ def _predicted(
     outcomes: list[Outcomes] = []
     store = True
     predicted = predictor.predict(batches(images, predictor.model), samples=samples, seed=seed)
-    for part, y in zip(predicted, images.y.split(BATCH), strict=True):
+    for part, y, x in zip(predicted, images.y.split(BATCH), images.x.split(BATCH), strict=True):
         store = len(images) * part.log_probs.shape[1] <= KEEP
         kept = {"log_probs": part.log_probs, "spread": part.spread} if store else {}
-        parts.append(columns_of(part) | kept)
+        found = with_outcomes(predictor.decided(part, x), y, outside=outside)
+        parts.append(columns_of(part) | kept | {name: column for name, column in found.items() if column.dim() == 1})
         if not outside:
             outcomes.append(metrics.outcomes(part.log_probs, y))
         watch(len(y), len(images))

@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, safe_open, save
 from torch import Tensor
 
-from calgp import calibration
+from calgp import calibration, decisions
 from calgp._version import __version__
 from calgp.calibration import Calibrator
+from calgp.decisions import Decisions
 from calgp.errors import CalgpError
 from calgp.gp import Mixture, Model
 from calgp.nets import Task
@@ -77,7 +78,7 @@ def _of(single: str, members: list[str]) -> str:
 
 
 class RunFolder:
-    """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, calibration, predictions and scores.
+    """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, calibration, decisions, scores …
 
     Predictions and scores of calibrated probabilities have the calibrator in their names: scores-mnist.temperature.json
     stands beside scores-mnist.json. Those of corrupted images have the corruption: scores-mnist~noise-3.json.
@@ -198,6 +199,30 @@ class RunFolder:
 
     def write_calibration(self, found: dict[str, Any]) -> None:
         self._write_json("calibration.json", found)
+
+    def probabilities(self, *, calibrated: bool) -> dict[str, Any] | None:
+        """What probabilities go through: the calibrator and its parameters; None: they are as trained."""
+        found = self.calibration() if calibrated else None
+        return None if found is None else {name: found.get(name) for name in ("calibrator", "parameters")}
+
+    def decisions(self) -> dict[str, Any] | None:
+        """decisions.json: thresholds, sets, and the probabilities that they are for; None if nothing was decided."""
+        return self._read_json("decisions.json") if (self.path / "decisions.json").is_file() else None
+
+    def decider(self, *, calibrated: bool) -> Decisions | None:
+        """The run's decisions, if they were made for such probabilities as it gives now."""
+        found = self.decisions()
+        if found is None:
+            return None
+        try:
+            same = found["calibration"] == self.probabilities(calibrated=calibrated)
+            return decisions.from_json(found) if same else None
+        except (CalgpError, KeyError, TypeError) as error:
+            path = self.path / "decisions.json"
+            raise CalgpError(f"{path} cannot be used ({error}); `calgp decide {self.path}` makes it anew.") from None
+
+    def write_decisions(self, found: dict[str, Any]) -> None:
+        self._write_json("decisions.json", found)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file of the folder."""

@@ -297,6 +297,7 @@ def _begun(run: Run, folder: RunFolder, fabric: Fabric, task: Task, data: Traini
     folder.create(Card(run, task, classes, n, data.train.checksum(), held_out, environment(fabric)))
     folder.remove("log.jsonl")
     folder.remove("calibration.json")
+    folder.remove("decisions.json")
     return _Done()
 
 

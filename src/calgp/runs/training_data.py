@@ -47,7 +47,7 @@ def held_out_images(folder: RunFolder, directory: Path | None = None) -> Images:
 
 
 _WITHOUT = {  # ensemble or not
-    False: "has no held-out images to calibrate on; train with --holdout 0.1 to keep a tenth of the training images.",
+    False: "has no held-out images to fit on; train with --holdout 0.1 to keep a tenth of the training images.",
     True: "has no image that all its members hold out; train them with --holdout 0.1 --set split_seed=0, so that they "
     "hold out the same.",
 }

@@ -16,6 +16,7 @@ from calgp.runs.folder import RunFolder, arithmetic
 from calgp.runs.training_data import TrainingData
 
 PROBABILITY = 1e-4  # what another order of adding may change in float32, through tens of layers
+DECIDED = ("abstained", "sets", "set_size", "covered")  # by decisions, which may have been made anew since
 State = Literal["same bits", "within tolerance", "differs", "not checked"]
 
 
@@ -85,6 +86,7 @@ def _evaluation(folder: RunFolder, fabric: Fabric, directory: Path | None, what:
         return Check(what, "differs", f"{source} is not what the run was evaluated on")
     name = folder.predictions_name(source, summary.get("calibrator"), corruption.label if corruption else None)
     stored = folder.tensors(name) if (folder.path / name).is_file() else {}
+    stored = {key: value for key, value in stored.items() if key not in DECIDED}
     return _compared(what, now, summary, stored, same=summary.get("environment") == arithmetic(fabric))
 
 
