@@ -6,7 +6,7 @@ from calgp.runs.ensembles import ensemble
 from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
-from calgp.runs.run import Run, from_json, to_json
+from calgp.runs.run import Run, from_json, identity, to_json
 from calgp.runs.training import Interrupted, Step, fit, train
 from calgp.runs.training_data import TrainingData
 
@@ -25,6 +25,7 @@ __all__ = [
     "evaluate",
     "fit",
     "from_json",
+    "identity",
     "keep_freed_memory",
     "own_scores",
     "predict_files",

@@ -16,12 +16,14 @@ from torch import Tensor
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, Noise, NumericalError
-from calgp.nets import Task
+from calgp.nets import Task, standardisers
+from calgp.runs.augmentation import augmented
 from calgp.runs.calibrating import fit_calibrator
 from calgp.runs.evaluation import one_device, score
 from calgp.runs.folder import Card, RunFolder, build, environment, load_state
 from calgp.runs.run import Run
-from calgp.runs.training_data import TrainingData
+from calgp.runs.stopping import EarlyStopping
+from calgp.runs.training_data import TrainingData, class_weights
 
 CHECKPOINT_SECONDS = 60.0
 LOG_STEPS = 20
@@ -47,14 +49,16 @@ def fit(
 ) -> Iterator[Step]:
     """Minimise the bound over the images, a step each time it is asked for the next: Adam on Eq. (6) by (8), (9).
 
-    Order and masks are functions of (seed, step), so that starting at step `first` is the same as coming from 0. A step
-    whose numbers fail raises NumericalError and changes nothing.
+    Order, masks and augmentation are functions of (seed, step), so that starting at step `first` is the same as coming
+    from 0. A step whose numbers fail raises NumericalError and changes nothing.
     """
     steps = run.total_steps(len(images))
     for step in range(first, steps):
         index = order(len(images), run.batch_size, step, run.seed)
         x, y = fabric.to_device((images.pixels(index), images.y[index]))
-        noise = training_noise(run, step, images.rows[index].to(x.device))
+        rows = images.rows[index].to(x.device)
+        x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
+        noise = training_noise(run, step, rows)
         rate = run.learning_rate_at(step, steps)
         for group in optimiser.param_groups:
             group["lr"] = rate
@@ -112,15 +116,19 @@ def train(
     data = TrainingData.of(run, directory) if data is None else data
     if run.method.calibrator and data.held_out is None:
         raise CalgpError(f"{run.label} fits its {run.method.calibrator} on held-out images; give some with the data.")
+    if run.patience and data.stopping is None:
+        raise CalgpError(f"patience={run.patience} needs images to stop by: TrainingData(train, held_out, stopping).")
     task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
     model = build(run, task)
     if not resume:
+        _normalise(run, model, data.train)
         run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
     optimiser = make_optimiser(run, model)
     first = _resumed(folder, model, optimiser, data) if resume else _begun(run, folder, task, data)
-    bound, optimiser = fabric.setup(Bound(model, len(data.train)), optimiser)
+    weights = class_weights(run, data.train)
+    bound, optimiser = fabric.setup(Bound(model, len(data.train), weights), optimiser)
     clock, totals, saved = time.perf_counter(), torch.zeros(3), time.monotonic()
-    done = _Done(first)
+    done = _Done(first, _stopping(run, folder, resume))
     with interruptible() as stop, _keeping_the_last_good_state(folder, model, optimiser, done):
         for step in fit(bound, optimiser, data.train, run, fabric=fabric, first=first):
             done.steps = step.step
@@ -133,18 +141,26 @@ def train(
                 record = {"kind": "train", "step": step.step, "nll": nll, "kl": kl, "rate": step.learning_rate}
                 folder.append_log(record | {"seconds": round(seconds, 3)})
                 totals.zero_()
-            if data.held_out is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
-                scores = score(model, data.held_out, samples=10, seed=run.seed)
+            if data.watched is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
+                scores = score(model, data.watched, samples=10, seed=run.seed)
                 folder.append_log({"kind": "holdout", "step": step.step} | scores.to_dict())
+                if done.stopping is not None:
+                    done.stopping.see(step.step, scores.mnll, model)
+                    last = last or done.stopping.over
             if last or stop.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS:
                 _require_finite(model)
                 if not last:
-                    _save_checkpoint(folder, model, optimiser, step.step)
+                    _save_checkpoint(folder, model, optimiser, done)
                 saved = time.monotonic()
             if stop.is_set() and not last:
                 raise Interrupted(
                     f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume {folder.path}"
                 )
+            if last:
+                break
+    if done.stopping is not None:
+        done.stopping.restore(model)
+        folder.append_log({"kind": "kept", "step": done.stopping.step, "mnll": done.stopping.mnll})
     run.method.finish(model, data.train)
     if run.method.calibrator and data.held_out is not None:
         folder.write_calibration(fit_calibrator(model, data.held_out, run.method.calibrator, samples=50, seed=0))
@@ -161,7 +177,9 @@ def _begun(run: Run, folder: RunFolder, task: Task, data: TrainingData) -> int:
         )
     held_out = () if data.held_out is None else tuple(data.held_out.rows.tolist())
     classes, n = data.train.classes, len(data.train)
-    folder.create(Card(run, task, classes, n, data.train.checksum(), held_out, environment()))
+    weights = class_weights(run, data.train)
+    told = None if weights is None else tuple(weights.tolist())
+    folder.create(Card(run, task, classes, n, data.train.checksum(), held_out, environment(), class_weights=told))
     folder.remove("log.jsonl")
     folder.remove("calibration.json")
     return 0
@@ -192,19 +210,42 @@ def _resumed(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, 
     return int(folder.metadata("checkpoint.safetensors")["step"])
 
 
-def _save_checkpoint(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, step: int) -> None:
-    """Model, optimiser and step; order and masks are functions of the step, so there is no more to save."""
+def _normalise(run: Run, model: Model, train: Images) -> None:
+    """Let the model take mean and deviation of its training images, where the run asks for it."""
+    found = standardisers(model)
+    if run.normalise == "standard" and not found:
+        raise CalgpError(f"{run.label} has no network to normalise images for; leave --normalise out.")
+    for features in found:
+        features.fit(train.x)
+
+
+def _stopping(run: Run, folder: RunFolder, resume: bool) -> EarlyStopping | None:
+    """Whether to watch for an early stop, and what a resumed training has seen so far."""
+    if run.patience is None or not resume:
+        return None if run.patience is None else EarlyStopping(run.patience)
+    told, tensors = folder.metadata("checkpoint.safetensors")["stopping"], folder.tensors("checkpoint.safetensors")
+    state = {key.removeprefix("best."): value for key, value in tensors.items() if key.startswith("best.")}
+    return EarlyStopping(run.patience, **told, state=state)
+
+
+def _save_checkpoint(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, done: "_Done") -> None:
+    """Model, optimiser, step and, for an early stop, the best so far; all else is a function of the step."""
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    folder.write_tensors("checkpoint.safetensors", tensors, {"step": step})
+    told: dict[str, object] = {"step": done.steps}
+    if done.stopping is not None:
+        tensors |= {f"best.{key}": value for key, value in done.stopping.state.items()}
+        told["stopping"] = done.stopping.to_json()
+    folder.write_tensors("checkpoint.safetensors", tensors, told)
 
 
 @dataclass
 class _Done:
-    """How far a training has come."""
+    """How far a training has come, and its best state so far, if it may stop early."""
 
     steps: int
+    stopping: EarlyStopping | None
 
 
 @contextmanager
@@ -220,7 +261,7 @@ def _keeping_the_last_good_state(
     except NumericalError as error:
         with suppress(NumericalError):
             _require_finite(model)
-            _save_checkpoint(folder, model, optimiser, done.steps)
+            _save_checkpoint(folder, model, optimiser, done)
         raise CalgpError(
             f"Training failed after step {done.steps}: {error}. {_kept(folder)} Train again with a smaller learning "
             "rate or in double precision."
