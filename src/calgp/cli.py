@@ -467,9 +467,8 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     import warnings
 
     import torch
-    from lightning_fabric import Fabric
 
-    from calgp.runs import keep_freed_memory
+    from calgp.runs import keep_freed_memory, open_device
 
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
@@ -477,13 +476,7 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     if threads is not None:
         _positive("threads", threads)
         torch.set_num_threads(threads)
-    accelerator, _, index = device.partition(":")
-    try:
-        fabric = Fabric(accelerator=accelerator, devices=[int(index)] if index else 1, precision=precision)  # type: ignore[arg-type]
-        fabric.launch()
-    except Exception as error:  # Fabric's own refusals: no such accelerator, no such precision
-        raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
-    return fabric
+    return open_device(device, precision)
 
 
 def _options(config: Path | None, given: dict[str, Any], settings: list[str]) -> dict[str, Any]:

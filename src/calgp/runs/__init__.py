@@ -2,8 +2,9 @@
 
 from calgp.runs.calibrating import calibrate
 from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.devices import open_device
 from calgp.runs.ensembles import ensemble
-from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
+from calgp.runs.evaluation import Evaluation, Predictor, evaluate, predict_files, score
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
 from calgp.runs.run import Run, from_json, identity, to_json
@@ -14,6 +15,7 @@ __all__ = [
     "Card",
     "Evaluation",
     "Interrupted",
+    "Predictor",
     "Row",
     "Run",
     "RunFolder",
@@ -27,6 +29,7 @@ __all__ = [
     "from_json",
     "identity",
     "keep_freed_memory",
+    "open_device",
     "own_scores",
     "predict_files",
     "score",
