@@ -17,6 +17,7 @@ from calgp import cli
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.methods import METHODS
+from calgp.runs import RunFolder
 
 SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
 
@@ -215,6 +216,18 @@ def test_options_come_from_the_file_then_the_flags_then_set(run_cli):
     run = json.loads(Path("run/run.json").read_text())["run"]
     assert (run["steps"], run["seed"]) == (10, 5)
     assert (run["method"]["depth"], run["method"]["width"], run["method"]["keep"]) == (2, 8, 0.75)
+
+
+def test_train_has_flags_for_images_of_ones_own(run_cli):
+    options = ["--class-weights", "1,2,1,1,1,1,1,1,1,0.5", "--augment", "flip,crop", "--crop", "2", "--normalise",
+               "standard", "--patience", "3", "--holdout", "0.2"]  # fmt: skip
+    status, output = run_cli("train", "--out", "run", *SMALL, *options)
+    assert status == 0, output
+    run = RunFolder("run").card().run
+    assert run.class_weights == (1, 2, 1, 1, 1, 1, 1, 1, 1, 0.5) and run.augment == ("crop", "flip") and run.crop == 2
+    assert run.normalise == "standard" and run.patience == 3
+    assert run_cli("train", "--class-weights", "even")[0] == 1
+    assert "input should be 'flip' or 'crop'" in run_cli("train", "--augment", "rotate")[1]
 
 
 def test_a_default_run_folder_never_overwrites(run_cli):

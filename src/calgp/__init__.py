@@ -11,6 +11,7 @@ from calgp._version import __version__ as __version__
 if TYPE_CHECKING:
     from calgp.data import Images, from_dataset, load
     from calgp.errors import CalgpError
+    from calgp.estimator import ConvGPClassifier
     from calgp.gp import Bound, DeepGP, Masking, Mixture, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
     from calgp.methods import METHODS
     from calgp.nets import BACKBONES
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "calgp.data": ("Images", "from_dataset", "load"),
     "calgp.errors": ("CalgpError",),
+    "calgp.estimator": ("ConvGPClassifier",),
     "calgp.gp": (
         "Bound", "DeepGP", "Masking", "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
     ),
@@ -45,9 +47,10 @@ _ROOMS = {
 }  # fmt: skip
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
-    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "decide",
-    "ensemble", "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "verify", "write_report",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "ConvGPClassifier", "DeepGP", "Images", "Masking", "Mixture",
+    "Model", "Noise", "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate",
+    "compare", "decide", "ensemble", "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "verify",
+    "write_report",
 ]  # fmt: skip
 
 

@@ -72,6 +72,19 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr", help="Of Adam.")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many epochs without a better hold-out; keep the best.")
+    ] = None,
+    class_weights: Annotated[
+        str | None, typer.Option(help="balanced, or a number a class in their order: 1,2,0.5.")
+    ] = None,
+    augment: Annotated[str | None, typer.Option(help="Change training images: flip, crop or flip,crop.")] = None,
+    crop: Annotated[
+        int | None, typer.Option(help="How many pixels the crop may move an image; 4 unless given.")
+    ] = None,
+    normalise: Annotated[
+        str | None, typer.Option(help="none, or standard: by mean and deviation of each channel, kept in the model.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any option: method.depth=3, backbone.n=2, kl_weight=0.5 …")
@@ -97,7 +110,9 @@ def train(
     given = {
         "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
         "size": size, "colour": colour, "epochs": epochs, "steps": steps, "batch_size": batch_size,
-        "learning_rate": learning_rate, "schedule": schedule, "seed": seed,
+        "learning_rate": learning_rate, "schedule": schedule, "seed": seed, "patience": patience, "crop": crop,
+        "class_weights": class_weights and _weights(class_weights), "augment": augment and augment.split(","),
+        "normalise": normalise,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
@@ -557,9 +572,8 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     import warnings
 
     import torch
-    from lightning_fabric import Fabric
 
-    from calgp.runs import keep_freed_memory
+    from calgp.runs import keep_freed_memory, open_device
 
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
@@ -567,13 +581,7 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     if threads is not None:
         _positive("threads", threads)
         torch.set_num_threads(threads)
-    accelerator, _, index = device.partition(":")
-    try:
-        fabric = Fabric(accelerator=accelerator, devices=[int(index)] if index else 1, precision=precision)  # type: ignore[arg-type]
-        fabric.launch()
-    except Exception as error:  # Fabric's own refusals: no such accelerator, no such precision
-        raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
-    return fabric
+    return open_device(device, precision)
 
 
 def _options(config: Path | None, given: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -592,6 +600,11 @@ def _options(config: Path | None, given: dict[str, Any], settings: list[str]) ->
             place = place[name]
         place[last] = _value(text)
     return options
+
+
+def _weights(text: str) -> Any:
+    """A list where there are commas, else what it is: balanced."""
+    return [_value(part) for part in text.split(",")] if "," in text else text
 
 
 def _value(text: str) -> Any:

@@ -20,7 +20,7 @@ from lightning_fabric import Fabric
 from calgp.data import SOURCES, data_directory
 from calgp.data.corruptions import corrupted
 from calgp.errors import CalgpError
-from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, keep_freed_memory, to_json, train
+from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, identity, keep_freed_memory, train
 from calgp.runs.evaluation import test_images
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
 
@@ -103,7 +103,7 @@ class _Tally:
 
 def key(run: Run) -> str:
     """The name of a run's folder: a hash of its whole description, so that equal runs share a folder and no others."""
-    text = json.dumps(to_json(run), sort_keys=True)
+    text = json.dumps(identity(run), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -50,18 +50,29 @@ class Bound(nn.Module):
     """The negative lower bound per datum, Eq. (6) by (8), (9), (13), (15), (16), in its two parts.
 
     It is a module so that data-parallel and compiled training can wrap it.
+
+    Args:
+        model: what is trained.
+        n: images in the training set.
+        weights: w_q of each class, for classes that are not equally frequent or important: the likelihood term becomes
+            Σ_i w_{y_i} E_q log p(y_i | x_i), as if each image of class q were there w_q times. None means 1.
     """
 
-    def __init__(self, model: Model, n: int) -> None:
+    weights: Tensor | None
+
+    def __init__(self, model: Model, n: int, weights: Float[Tensor, "Q"] | None = None) -> None:
         super().__init__()
         self.model, self.n = model, n
+        self.register_buffer("weights", weights, persistent=False)
         model.sites()
 
     def forward(self, x: Tensor, y: Tensor, noise: Noise | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """(−(1/m) Σ_k E_q log p(y_k | x_k), KL / n), to be added and minimised."""
+        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), KL / n), to be added and minimised."""
         latent = self.model(x, noise)
-        nll = -self.model.likelihood.expected_log_prob(latent, y, noise).mean()
-        return nll, self.model.kl() / self.n
+        expected = self.model.likelihood.expected_log_prob(latent, y, noise)
+        if self.weights is not None:
+            expected = self.weights[y] * expected
+        return -expected.mean(), self.model.kl() / self.n
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from calgp.runs.calibrating import calibrate
 from calgp.runs.comparison import Row, compare, own_scores
 from calgp.runs.deciding import decide
+from calgp.runs.devices import open_device
 from calgp.runs.ensembles import ensemble
-from calgp.runs.evaluation import Evaluation, decide_files, evaluate, predict_files, score
+from calgp.runs.evaluation import Evaluation, Predictor, decide_files, evaluate, predict_files, score
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
-from calgp.runs.run import Run, from_json, to_json
+from calgp.runs.run import Run, from_json, identity, to_json
 from calgp.runs.training import Interrupted, Step, fit, train
 from calgp.runs.training_data import TrainingData
 from calgp.runs.verification import Check, verify
@@ -17,6 +18,7 @@ __all__ = [
     "Check",
     "Evaluation",
     "Interrupted",
+    "Predictor",
     "Row",
     "Run",
     "RunFolder",
@@ -30,7 +32,9 @@ __all__ = [
     "evaluate",
     "fit",
     "from_json",
+    "identity",
     "keep_freed_memory",
+    "open_device",
     "own_scores",
     "predict_files",
     "score",

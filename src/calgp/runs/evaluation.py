@@ -205,12 +205,20 @@ def check_form(images: Images, task: Task, source: str) -> None:
 
 def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
     """Size and colour that bring any picture into the form of a task."""
-    if task.height != task.width or task.channels not in (1, 3):
+    if task.height != task.width:
         raise CalgpError(
-            f"The run takes images of {task.channels} × {task.height} × {task.width}; only square grey or RGB images "
-            "can be made from other pictures."
+            f"The run takes images of {task.height} × {task.width}; only square ones can be made from other sets."
         )
-    return task.height, "grey" if task.channels == 1 else "rgb"
+    return task.height, colour_of(task)
+
+
+def colour_of(task: Task) -> Literal["grey", "rgb"]:
+    """The colour of the pictures that a run takes."""
+    if task.channels not in (1, 3):
+        raise CalgpError(
+            f"The run takes images of {task.channels} channels; only grey (1) or RGB (3) can be made from pictures."
+        )
+    return "grey" if task.channels == 1 else "rgb"
 
 
 def predict_files(
@@ -239,7 +247,8 @@ def decide_files(
     """`predict_files`, and what the run decides on them: `abstained` [N] and `sets` [N, Q], as far as it has them."""
     fabric = one_device(fabric)
     files = [file for path in paths for file in picture_files(path)]
-    size, colour = form(folder.card().task)
+    task = folder.card().task
+    size, colour = (task.height, task.width), colour_of(task)
     x = torch.from_numpy(np.stack([read_picture(file, name=str(file), size=size, colour=colour) for file in files]))
     rows = torch.arange(len(x))
     parts = zip((x.float() / 255).split(BATCH), rows.split(BATCH), strict=True)

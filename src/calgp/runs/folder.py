@@ -24,7 +24,7 @@ from calgp.calibration import Calibrator
 from calgp.decisions import Decisions
 from calgp.errors import CalgpError
 from calgp.gp import Mixture, Model
-from calgp.nets import Task
+from calgp.nets import Standardised, Task
 from calgp.runs.run import Run, from_json, to_json
 from calgp.runs.writing import owned, reporting, write_whole
 
@@ -53,6 +53,7 @@ class Card:
     holdout_rows: tuple[int, ...]  # of an ensemble: what all its members hold out
     environment: dict[str, Any]
     members: tuple[Member, ...] = ()  # none but for an ensemble
+    class_weights: tuple[float, ...] | None = None  # of the likelihood term, where they are not all 1
 
     @property
     def label(self) -> str:
@@ -120,6 +121,7 @@ class RunFolder:
             "holdout_rows": list(card.holdout_rows),
             "environment": card.environment,
             "members": [asdict(member) for member in card.members],
+            "class_weights": card.class_weights,
         }
         self._write_json("run.json", data)
 
@@ -147,6 +149,7 @@ class RunFolder:
                 holdout_rows=tuple(data["holdout_rows"]),
                 environment=data["environment"],
                 members=tuple(Member(**member) for member in data.get("members", ())),
+                class_weights=None if data.get("class_weights") is None else tuple(data["class_weights"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CalgpError(
@@ -323,7 +326,8 @@ def shipped_run() -> RunFolder:
 def build(run: Run, task: Task) -> Model:
     """The model of a run, everything that is drawn once drawn from its seed."""
     generator = torch.Generator().manual_seed(run.seed)
-    model = run.method.build(task, run.backbone, generator=generator)
+    backbone = Standardised(run.backbone) if run.normalise == "standard" else run.backbone
+    model = run.method.build(task, backbone, generator=generator)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -18,12 +18,14 @@ from torch import Tensor
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, Noise, NumericalError
-from calgp.nets import Task
+from calgp.nets import Task, standardisers
+from calgp.runs.augmentation import augmented
 from calgp.runs.calibrating import fit_calibrator
 from calgp.runs.evaluation import one_device, score
 from calgp.runs.folder import Card, RunFolder, arithmetic, build, environment, load_state
 from calgp.runs.run import Run
-from calgp.runs.training_data import TrainingData
+from calgp.runs.stopping import EarlyStopping
+from calgp.runs.training_data import TrainingData, class_weights
 
 CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_SECONDS = 60.0  # between checkpoints, unless told
@@ -60,9 +62,10 @@ def fit(
 ) -> Iterator[Step]:
     """Minimise the bound over the images, a step each time it is asked for the next: Adam on Eq. (6) by (8), (9).
 
-    Order and masks are functions of (seed, step), so that starting at step `first` is the same as coming from 0. A step
-    whose numbers fail (a loss or a gradient that is not finite, a covariance without a factor) is skipped: it changes
-    nothing. After PATIENCE of them in a row, counted from `failed`, NumericalError tells of the last.
+    Order, masks and augmentation are functions of (seed, step), so that starting at step `first` is the same as coming
+    from 0. A step whose numbers fail (a loss or a gradient that is not finite, a covariance without a factor) is
+    skipped: it changes nothing. After PATIENCE of them in a row, counted from `failed`, NumericalError tells of the
+    last.
     """
     steps, undo = run.total_steps(len(images)), _Undo(bound)
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
@@ -70,7 +73,9 @@ def fit(
     for step in range(first, steps):
         index = order(len(images), run.batch_size, step, run.seed)
         x, y = fabric.to_device((images.pixels(index), images.y[index]))
-        noise = training_noise(run, step, images.rows[index].to(x.device))
+        rows = images.rows[index].to(x.device)
+        x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
+        noise = training_noise(run, step, rows)
         rate = run.learning_rate_at(step, steps)
         for group in optimiser.param_groups:
             group["lr"] = rate
@@ -179,6 +184,8 @@ def train(
     data = TrainingData.of(run, directory) if data is None else data
     if run.method.calibrator and data.held_out is None:
         raise CalgpError(f"{run.label} fits its {run.method.calibrator} on held-out images; give some with the data.")
+    if run.patience and data.stopping is None:
+        raise CalgpError(f"patience={run.patience} needs images to stop by: TrainingData(train, held_out, stopping).")
     every = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     with folder.owned():
         if resume and folder.finished and folder.interrupted:  # killed between the model and the end
@@ -213,12 +220,13 @@ def _trained(
         done = _resumed(folder, model, optimiser)
         _tell_environment(folder, fabric)
     else:
+        _normalise(run, model, data.train)
         run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
         optimiser = make_optimiser(run, model)
         done = _begun(run, folder, fabric, task, data)
-    bound, optimiser = fabric.setup(Bound(model, len(data.train)), optimiser)
+    bound, optimiser = fabric.setup(Bound(model, len(data.train), class_weights(run, data.train)), optimiser)
     clock, totals, saved = time.perf_counter(), torch.tensor(done.totals), time.monotonic()
-    good = _Good(done)
+    good = _Good(done, _stopping(run, folder))
     with interruptible() as stop, _keeping_the_last_good_state(folder, model, optimiser, good):
         for step in fit(bound, optimiser, data.train, run, fabric=fabric, first=done.step, failed=done.failed):
             watch(step)
@@ -233,20 +241,29 @@ def _trained(
                 record = {"kind": "train", "step": step.step, "nll": nll, "kl": kl, "rate": step.learning_rate}
                 folder.append_log(record | {"seconds": round(seconds, 3)})
                 totals.zero_()
-            if data.held_out is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
-                folder.append_log(_holdout(model, data.held_out, run, step.step))
+            if data.watched is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
+                seen = _holdout(model, data.watched, run, step.step)
+                folder.append_log(seen)
+                if good.stopping is not None:
+                    good.stopping.see(step.step, seen.get("mnll", math.nan), model)
+                    last = last or good.stopping.over
             failed = 0 if step.skipped is None else done.failed + 1
             done = _Done(step.step, failed, totals.tolist())
             good.done = done if step.skipped is None else good.done
             if last or stop.is_set() or time.monotonic() - saved > every:
                 _require_finite(model)
                 if not last:
-                    _save_checkpoint(folder, model, optimiser, done)
+                    _save_checkpoint(folder, model, optimiser, done, good.stopping)
                 saved = time.monotonic()
             if stop.is_set() and not last:
                 raise Interrupted(
                     f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume {folder.path}"
                 )
+            if last:
+                break
+    if good.stopping is not None:
+        good.stopping.restore(model)
+        folder.append_log({"kind": "kept", "step": good.stopping.step, "mnll": good.stopping.mnll})
     return model
 
 
@@ -294,7 +311,10 @@ def _check(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> 
 def _begun(run: Run, folder: RunFolder, fabric: Fabric, task: Task, data: TrainingData) -> _Done:
     held_out = () if data.held_out is None else tuple(data.held_out.rows.tolist())
     classes, n = data.train.classes, len(data.train)
-    folder.create(Card(run, task, classes, n, data.train.checksum(), held_out, environment(fabric)))
+    weights = class_weights(run, data.train)
+    told = None if weights is None else tuple(weights.tolist())
+    described = Card(run, task, classes, n, data.train.checksum(), held_out, environment(fabric), class_weights=told)
+    folder.create(described)
     folder.remove("log.jsonl")
     folder.remove("calibration.json")
     folder.remove("decisions.json")
@@ -320,12 +340,41 @@ def _resumed(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer) 
     return done
 
 
-def _save_checkpoint(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, done: _Done) -> None:
+def _save_checkpoint(
+    folder: RunFolder,
+    model: Model,
+    optimiser: torch.optim.Optimizer,
+    done: _Done,
+    stopping: EarlyStopping | None = None,
+) -> None:
+    """Model, optimiser, how far it is and, for an early stop, the best so far; all else is a function of the step."""
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    told = asdict(done)
+    if stopping is not None:
+        tensors |= {f"best.{key}": value for key, value in stopping.state.items()}
+        told["stopping"] = stopping.to_json()
     folder.flush_log()
-    folder.write_tensors(CHECKPOINT, tensors, asdict(done))
+    folder.write_tensors(CHECKPOINT, tensors, told)
+
+
+def _normalise(run: Run, model: Model, train: Images) -> None:
+    """Let the model take mean and deviation of its training images, where the run asks for it."""
+    found = standardisers(model)
+    if run.normalise == "standard" and not found:
+        raise CalgpError(f"{run.label} has no network to normalise images for; leave --normalise out.")
+    for features in found:
+        features.fit(train.x)
+
+
+def _stopping(run: Run, folder: RunFolder) -> EarlyStopping | None:
+    """Whether to watch for an early stop, and what a resumed training has seen so far."""
+    if run.patience is None or not folder.interrupted:
+        return None if run.patience is None else EarlyStopping(run.patience)
+    told, tensors = folder.metadata(CHECKPOINT)["stopping"], folder.tensors(CHECKPOINT)
+    state = {key.removeprefix("best."): value for key, value in tensors.items() if key.startswith("best.")}
+    return EarlyStopping(run.patience, **told, state=state)
 
 
 def _tell_environment(folder: RunFolder, fabric: Fabric) -> None:
@@ -339,9 +388,10 @@ def _tell_environment(folder: RunFolder, fabric: Fabric) -> None:
 
 @dataclass
 class _Good:
-    """How far a training had come when its numbers were last good."""
+    """How far a training had come when its numbers were last good, and its best state, if it may stop early."""
 
     done: _Done
+    stopping: EarlyStopping | None
 
 
 @contextmanager
@@ -357,7 +407,7 @@ def _keeping_the_last_good_state(
     except NumericalError as error:
         with suppress(NumericalError):
             _require_finite(model)
-            _save_checkpoint(folder, model, optimiser, good.done)
+            _save_checkpoint(folder, model, optimiser, good.done, good.stopping)
         raise CalgpError(
             f"Training failed after step {good.done.step}: {error}. {_kept(folder)} Train again with a smaller "
             "learning rate or in double precision."
