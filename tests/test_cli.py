@@ -437,7 +437,7 @@ def test_decide_evaluate_predict_report(run_cli, copied):
     assert "calgp decide copy --error 0.9 --empirical" in Path("report.html").read_text()
 
 
-def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied, capsys):
+def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied):
     assert run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")[0] == 0
 
     def told(*arguments: str) -> str:
