@@ -10,7 +10,8 @@ drawn from --seed: a time (uniform over the time that the whole takes), or a fil
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch: a process with threads should not be forked
+if __name__ == "__main__":  # before torch: a process with threads should not be forked
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
 import json
@@ -42,7 +43,7 @@ from calgp.runs import Run, RunFolder, evaluate, from_json, train, training
 from calgp.runs.writing import LOCK, PART
 
 OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "tempfile.mkstemp"}
-PATIENCE = 60.0  # seconds that an attempt may take on a busy machine
+PATIENCE = 300.0  # seconds that an attempt may take on a busy machine
 MOST = 8  # kills of one work before it is left to end
 
 
