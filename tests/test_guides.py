@@ -19,7 +19,7 @@ def test_own_images(tmp_path, monkeypatch):
     for language, block in re.findall(r"```(python|bash)\n(.*?)```", guide, re.S):
         if language == "python":
             exec(compile(re.sub(r"epochs=\d+", "epochs=1", block), "own-images.md", "exec"), {})  # noqa: S102
-        for line in block.splitlines() if language == "bash" else []:
+        for line in block.replace("\\\n", "").splitlines() if language == "bash" else []:
             command = shlex.split(re.sub(r"--epochs \d+", "--epochs 1", line))
             result = CliRunner().invoke(cli.app, command[1:])
             assert command[0] == "calgp" and result.exit_code == 0, (line, result.output, result.exception)
