@@ -4,8 +4,8 @@ from calgp.nets.base import Backbone, Features, Task
 from calgp.nets.headed import Headed
 from calgp.nets.lenet import LeNet
 from calgp.nets.resnet import ResNet
-from calgp.nets.wrap import NETWORKS, Wrapped, wrap
 from calgp.nets.wrapped import WrappedFeatures
+from calgp.nets.wrapping import NETWORKS, Wrapped, wrap
 
 BACKBONES: dict[str, Backbone] = {
     "lenet": LeNet(),

@@ -1,8 +1,9 @@
 """What a forward pass of somebody's network does: which modules it calls, and where its weights meet the images."""
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,8 @@ class Call:
 
     name: str
     begun: int  # how many calls had begun before
-    input: Tensor | None  # of a layer: its first argument
+    layer: bool  # whether a mask can stand in front of it
+    input: Tensor | None  # its first argument
     output: Any
 
 
@@ -57,7 +59,7 @@ class Trace:
         """The layers that were called, in the order of their first calls."""
         found: dict[str, list[Call]] = {}
         for call in self.calls:
-            if call.input is not None:
+            if call.layer:
                 found.setdefault(call.name, []).append(call)
         return found
 
@@ -66,38 +68,40 @@ class Trace:
 
 
 @contextmanager
-def tracing(network: nn.Module, x: Tensor) -> Iterator[Trace]:
-    """Records what is done with the network inside; `x` are the images that it is given.
+def tracing(network: nn.Module, images: Tensor | None = None) -> Iterator[Trace]:
+    """Records the calls inside, and, of the images that the network is given, where they meet weights.
 
     A call that is left by an exception has no end, and is not recorded.
     """
-    trace, begun = Trace(), []
-    stack: list[tuple[str, int, Tensor | None]] = []
-    handles = []
+    trace, stack, handles = Trace(), [], []
+    numbers = itertools.count()
+    layers = {name for name, module in network.named_modules() if isinstance(module, LAYERS)}
 
-    def begin(name: str, layer: bool):
+    def begin(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            h = first_tensor((args, kwargs)) if layer else None
-            stack.append((name, len(begun), None if h is None else h.detach().clone()))  # what is in place may follow
-            begun.append(name)
+            stack.append((name, next(numbers), _copied(first_tensor((args, kwargs)))))
 
         return hook
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         name, number, h = stack.pop()
-        copied = output.detach().clone() if isinstance(output, Tensor) else output
-        trace.calls.append(Call(name, number, h, copied))
+        trace.calls.append(Call(name, number, name in layers, h, _copied(output)))
 
     for name, module in network.named_modules():
-        handles.append(module.register_forward_pre_hook(begin(name, isinstance(module, LAYERS)), with_kwargs=True))
-        handles.append(module.register_forward_hook(end))
-    layers = {name for name, module in network.named_modules() if isinstance(module, LAYERS)}
+        handles.append(module.register_forward_pre_hook(begin(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(end, prepend=True))  # before one that leaves by an exception
+    following = nullcontext() if images is None else _Products(network, images, layers, stack, trace.escapes)
     try:
-        with _Products(network, x, layers, stack, trace.escapes):
+        with following:
             yield trace
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _copied(value: Any) -> Any:
+    """A tensor as it is now: what follows may change it in place."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 class _Products(TorchFunctionMode):

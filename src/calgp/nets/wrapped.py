@@ -23,7 +23,7 @@ from calgp.nets.base import Features, Task
 from calgp.nets.tracing import LAYERS, Call, Trace, first_tensor, main_output, tracing
 
 if TYPE_CHECKING:
-    from calgp.nets.wrap import Wrapped
+    from calgp.nets.wrapping import Wrapped
 
 CHECKED = 3  # images that a network is tried with
 
@@ -55,7 +55,7 @@ class WrappedFeatures(Features):
         with evaluating(network), torch.no_grad(), torch.random.fork_rng(devices=[]):
             x = self._trial_images()
             self._find_features(x)
-            trace, c = self._traced(x)
+            trace, c = self._traced(x, escapes=True)
             self.out_features = c.shape[1]
             self.reached = tuple(trace.layers())
             self._freeze_what_is_not_reached()
@@ -71,8 +71,10 @@ class WrappedFeatures(Features):
 
     def train(self, mode: bool = True) -> "WrappedFeatures":
         super().train(mode)
-        for module in [self.network] if self.spec.freeze else map(self.network.get_submodule, self.quiet):
-            module.eval()
+        if self.spec.freeze:
+            self.network.eval()
+        for name in self.quiet:
+            self.network.get_submodule(name).training = False
         return self
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
@@ -125,7 +127,6 @@ class WrappedFeatures(Features):
                 norm.reset_running_stats()
                 norm.momentum = None  # the plain average
                 norm.train()
-            self.network.training = True  # the whole network is passed through, and no stem
             for x, rows in batches:
                 self(self.stem(x), Noise(seed, torch.zeros_like(rows[:1]), rows))
         for norm, momentum in zip(norms, momenta, strict=True):
@@ -133,7 +134,9 @@ class WrappedFeatures(Features):
 
     @property
     def _whole(self) -> bool:
-        return self.network.training or self.stem_module is None
+        """Whether passes go through all of the network: batch norm that learns must see each image, and no blanks."""
+        norms = (module for module in self.network.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+        return self.stem_module is None or any(norm.training for norm in norms)
 
     def _normalised(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std if self.mean.numel() else x
@@ -175,13 +178,13 @@ class WrappedFeatures(Features):
 
     def _found_features(self, x: Tensor) -> str:
         x = x[:CHECKED].clone()
-        with self._taking_images(), tracing(self.network, x) as trace:
+        with self._taking_images(), tracing(self.network) as trace:
             output = self.network(x)
         c = main_output(output)
         layers = trace.layers()
         if not layers:
             raise CalgpError("The network calls no convolution and no linear layer: there is nothing to make random.")
-        last = [call for call in trace.calls if call.input is not None][-1]
+        last = [call for call in trace.calls if call.layer][-1]
         linear = isinstance(self.network.get_submodule(last.name), nn.Linear)
         if c is not None and linear and last.name and last.output.shape == c.shape and last.output.dim() == 2:
             parent, _, child = last.name.rpartition(".")
@@ -208,9 +211,9 @@ class WrappedFeatures(Features):
                 "channels (Run's size=… and colour=…)."
             ) from error
 
-    def _traced(self, x: Tensor) -> tuple[Trace, Tensor]:
+    def _traced(self, x: Tensor, *, escapes: bool = False) -> tuple[Trace, Tensor]:
         x = x[:CHECKED].clone()
-        with self._taking_images(), tracing(self.network, x) as trace:
+        with self._taking_images(), tracing(self.network, x if escapes else None) as trace:
             c = self._pass(_Pass(None, CHECKED), x)
         if len(c) != CHECKED or not c.is_floating_point():
             raise CalgpError(f"The network's features for {CHECKED} images are {tuple(c.shape)}; one row each was due.")
@@ -265,6 +268,8 @@ class WrappedFeatures(Features):
         """A mask belongs to an image: the first axis of what enters a layer must be images, then whatever else."""
         other, d = self._traced(torch.cat([x[CHECKED:], x[1:CHECKED]]))  # another first image
         if not _close(c[1:], d[1:]):
+            if not _close(c, self._traced(x)[1]):
+                raise _unkeyed("")
             raise CalgpError(
                 "What the network gives for an image depends on the images beside it, in evaluation mode too; a "
                 "prediction must not (batch norm: track_running_stats=True)."
@@ -289,7 +294,7 @@ class WrappedFeatures(Features):
             return
         noise = Noise(0, torch.arange(2, device=x.device), torch.arange(CHECKED, device=x.device))
         x = x[:CHECKED]
-        with tracing(self.network, x) as trace:
+        with tracing(self.network) as trace:
             expected = self(x, noise)
         masks = {name for name, module in self.network.named_modules() if isinstance(module, Mask)}
         first = next(i for i, call in enumerate(trace.calls) if call.name in masks)
@@ -312,30 +317,31 @@ class WrappedFeatures(Features):
         """In training, too, all masked layers fire, and nothing but the masks is random: what is, becomes quiet."""
         modes = {module: module.training for module in self.modules()}
         while (name := self._random_by_itself(x[:CHECKED])) is not None:
-            module = self.network.get_submodule(name)
-            if name in self.quiet or len(list(module.children())):
-                raise CalgpError(
-                    f"{name or 'The network'} is random by itself in training, and what it draws has no key; switch "
-                    "that off: masks are random in its place."
-                )
-            self.quiet += [key for key, other in self.network.named_modules() if type(other) is type(module)]
+            if name in self.quiet:
+                raise _unkeyed(name)
+            kind = type(self.network.get_submodule(name))
+            self.quiet += [key for key, module in self.network.named_modules() if type(module) is kind]
         for module, mode in modes.items():
             module.training = mode
 
     def _random_by_itself(self, x: Tensor) -> str | None:
-        """The first module that gives two things for the same input and masks."""
+        """The first module that, in training, gives two things for the same input and masks."""
         buffers = {name: buffer.clone() for name, buffer in self.named_buffers()}
         noise = Noise(0, torch.arange(1, device=x.device), torch.arange(CHECKED, device=x.device))
         self.train()
         traces = []
         for _ in range(2):
-            with self._taking_images(), tracing(self.network, x) as trace:
+            with self._taking_images(), tracing(self.network) as trace:
                 self(self._stem(x), noise)
             traces.append(trace.calls)
         for name, buffer in self.named_buffers():
             buffer.copy_(buffers[name])
-        pairs = [(one.name, one.output, two.output) for one, two in zip(*traces, strict=False)]
-        return next((name for name, *found in pairs if isinstance(found[0], Tensor) and not _close(*found)), None)
+        for one, two in zip(*traces, strict=False):
+            if not _same(one.input, two.input):
+                return one.name.rpartition(".")[0]  # what came before it was no module: the one that holds it
+            if not _same(first_tensor(one.output), first_tensor(two.output)):
+                return one.name
+        return None
 
 
 class InputMasks(nn.ModuleList):
@@ -416,6 +422,13 @@ def _vectors(output: Any) -> Float[Tensor, "N d"]:
     return c.mean((2, 3)) if c.dim() == 4 else c
 
 
+def _unkeyed(name: str) -> CalgpError:
+    return CalgpError(
+        f"{name or 'The network'} is random by itself, and what it draws has no key; switch that off: masks are random "
+        "in its place."
+    )
+
+
 def _check_rows_of(name: str, one: Tensor, two: Tensor) -> None:
     """What enters a layer, before and after the first image was changed."""
     if one.equal(two):
@@ -435,6 +448,10 @@ def _close(one: Tensor, two: Tensor) -> bool:
     """Equal to rounding, of activations whose sums may be taken in another order."""
     scale = one.abs().max() if one.numel() else 0.0
     return one.shape == two.shape and torch.allclose(one, two, rtol=1e-3, atol=1e-4 * float(scale))
+
+
+def _same(one: Tensor | None, two: Tensor | None) -> bool:
+    return one is two is None or (one is not None and two is not None and _close(one, two))
 
 
 def _some(names: Iterable[str]) -> str:

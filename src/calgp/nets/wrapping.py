@@ -48,7 +48,7 @@ def wrap(
             or a function that chooses by name.
         features, mask_first, keep, granularity, inverted, freeze, mean, std, statistics, hidden: see `Wrapped`.
     """
-    if not callable(network) or isinstance(network, type):
+    if not callable(network):
         raise CalgpError(f"wrap takes a module, or a function that makes one, not {network!r}.")
     _check_kind(network)
     if callable(mask):
@@ -129,6 +129,8 @@ class Wrapped(Backbone):
 
     def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:
         """Batch norm's statistics anew, with the masks on."""
+        if not self.statistics:
+            return
         chosen = torch.randperm(len(train), generator=generator)[: self.statistics]
         like = next(model.parameters())
         for features in (module for module in model.modules() if isinstance(module, WrappedFeatures)):
