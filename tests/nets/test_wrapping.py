@@ -693,6 +693,7 @@ class Tokens(nn.Module):
         (lambda: nn.BatchNorm2d(3), {}, "no convolution and no linear layer"),
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3)), {}, "cannot take images of 3 × 8 × 8: "),
         (lambda: 3, {}, "gave int, not an nn.Module"),
+        (lambda: features(Residual()).network, {}, "masks of a wrapping already"),
         (lambda: torch.jit.freeze(torch.jit.script(nn.Conv2d(3, 2, 1).eval())), {}, "scripted or compiled"),
     ],
 )

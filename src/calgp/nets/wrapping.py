@@ -14,7 +14,7 @@ from calgp.gp import UNMASKED, Masking, Posterior
 from calgp.gp.masks import Granularity
 from calgp.nets.base import Backbone, Task
 from calgp.nets.tracing import LAYERS
-from calgp.nets.wrapped import WrappedFeatures
+from calgp.nets.wrapped import InputMasks, WrappedFeatures
 
 Network = nn.Module | Callable[[], nn.Module]
 NETWORKS: dict[str, Network] = {}  # what `wrap` was given, by name: a run folder has the name alone
@@ -173,3 +173,5 @@ def _check_kind(network: Network) -> None:
     for module in network.modules() if isinstance(network, nn.Module) else ():
         if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction) or hasattr(module, "_orig_mod"):
             raise CalgpError("A scripted or compiled network passes by its masks; give the module that it was made of.")
+        if isinstance(module, InputMasks):
+            raise CalgpError("The network has masks of a wrapping already; give it as it was, with its new weights.")
