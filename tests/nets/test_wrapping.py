@@ -487,6 +487,22 @@ def test_a_copy_has_its_own_masks(copied):
     assert not any(id(hook.__self__) in own for hook in hooks)
 
 
+def test_torch_export_follows_a_wrapped_network():
+    class Means(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = METHODS["cnn-gp-sorf"].build(TASK, wrap(Residual())).eval()
+            self.model.sites()
+
+        def forward(self, x):
+            return self.model(x, noise(2, 3)).mean
+
+    means = Means()
+    with torch.no_grad():
+        exported = torch.export.export(means, (images(3),), strict=False).module()
+        torch.testing.assert_close(exported(images(3, seed=1)), means(images(3, seed=1)))
+
+
 def test_a_function_makes_a_fresh_network_from_the_generator_and_leaves_torchs_own_alone():
     spec, before = wrap(Residual), torch.get_rng_state()
     one, same, other = (

@@ -150,11 +150,12 @@ class WrappedFeatures(Features):
         """What the network gives for x: its features, or, where it should stop there, its stem."""
         token = _PASS.set(current)
         try:
-            return _vectors(self.network(x))
-        except _Reached as reached:
-            return reached.value
+            output = self.network(x)
+        except _Reached:
+            output = None
         finally:
             _PASS.reset(token)
+        return _vectors(output) if current.found is None else current.found
 
     def _trial_images(self) -> Tensor:
         parameter = next(self.network.parameters(), None)
@@ -359,6 +360,8 @@ class InputMasks(nn.ModuleList):
                 f"{self.layer} was called outside of a pass of the wrapped network (gradient checkpointing, or its "
                 "module by itself), where it has no masks: call the features, without checkpointing."
             )
+        if current.stopping:
+            return args, kwargs
         call = current.fired[self.layer]
         current.fired[self.layer] += 1
         mask = self[min(call, len(self) - 1)]
@@ -383,29 +386,36 @@ class _Pass:
     rows: int  # S · N
     entering: Tensor | None = None  # what the stem has given
     stopping: bool = False  # at the stem
+    found: Tensor | None = None  # what the pass is for
     fired: Counter[str] = field(default_factory=Counter)
+
+    def reached(self, value: Tensor) -> None:
+        """Keeps what the pass is for, and leaves it: what lies behind is not computed.
+
+        Compilers follow no exception through modules; they drop what is not used.
+        """
+        self.found = value
+        if not torch.compiler.is_compiling():
+            raise _Reached
 
 
 _PASS: ContextVar[_Pass | None] = ContextVar("pass", default=None)  # and no attribute: threads may share a network
 
 
 class _Reached(Exception):
-    """The features, or the stem, are there: what lies behind is not computed."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.value = value
+    """The features, or the stem, are there."""
 
 
 def _at_features(module: nn.Module, args: Any, output: Any) -> None:
-    if _PASS.get() is not None:
-        raise _Reached(_vectors(output))
+    current = _PASS.get()
+    if current is not None and not current.stopping:
+        current.reached(_vectors(output))
 
 
 def _at_stem(module: nn.Module, args: Any, output: Any) -> Tensor | None:
     current = _PASS.get()
     if current is not None and current.stopping:
-        raise _Reached(output)
+        current.reached(output)
     return None if current is None else current.entering
 
 
