@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from calgp.estimator import ConvGPClassifier
     from calgp.gp import Bound, DeepGP, Masking, Mixture, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
     from calgp.methods import METHODS
-    from calgp.nets import BACKBONES
+    from calgp.nets import BACKBONES, Headed, Task, wrap
     from calgp.report import write_report
     from calgp.runs import (
         Run,
@@ -38,7 +38,7 @@ _ROOMS = {
         "Bound", "DeepGP", "Masking", "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
     ),
     "calgp.methods": ("METHODS",),
-    "calgp.nets": ("BACKBONES",),
+    "calgp.nets": ("BACKBONES", "Headed", "Task", "wrap"),
     "calgp.report": ("write_report",),
     "calgp.runs": (
         "Run", "RunFolder", "TrainingData", "calibrate", "compare", "decide", "ensemble", "evaluate", "shipped_run",
@@ -47,9 +47,10 @@ _ROOMS = {
 }  # fmt: skip
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "ConvGPClassifier", "DeepGP", "Images", "Masking", "Mixture",
-    "Model", "Noise", "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate",
-    "compare", "decide", "ensemble", "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "verify",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "ConvGPClassifier", "DeepGP", "Headed", "Images", "Masking",
+    "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Task", "Theta", "TrainingData",
+    "calibrate", "compare", "decide", "ensemble", "evaluate", "from_dataset", "load", "predict", "shipped_run", "train",
+    "verify", "wrap",
     "write_report",
 ]  # fmt: skip
 

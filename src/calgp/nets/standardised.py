@@ -44,8 +44,11 @@ class StandardisedFeatures(Features):
         self.mean.copy_(mean[:, None, None])
         self.std.copy_(torch.where(std > 0, std, 1)[:, None, None])
 
+    def normalised(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C H W"]:
+        return (x - self.mean) / self.std
+
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
-        return self.network.stem((x - self.mean) / self.std)
+        return self.network.stem(self.normalised(x))
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:
         return self.network(h, noise)

@@ -221,6 +221,7 @@ def _trained(
         _tell_environment(folder, fabric)
     else:
         _normalise(run, model, data.train)
+        run.backbone.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
         run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
         optimiser = make_optimiser(run, model)
         done = _begun(run, folder, fabric, task, data)
