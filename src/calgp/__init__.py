@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         compare,
         ensemble,
         evaluate,
+        export,
         shipped_run,
         train,
     )
@@ -37,14 +38,15 @@ _ROOMS = {
     "calgp.nets": ("BACKBONES",),
     "calgp.report": ("write_report",),
     "calgp.runs": (
-        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "shipped_run", "train",
+        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "export", "shipped_run",
+        "train",
     ),
 }  # fmt: skip
 
 __all__ = [
     "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
     "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "ensemble",
-    "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
+    "evaluate", "export", "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
 ]  # fmt: skip
 
 

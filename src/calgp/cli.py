@@ -284,6 +284,35 @@ def report(
 
 
 @app.command()
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
+    file: Annotated[Path | None, typer.Option("--out", help="The file; model.onnx or .pt2 in the run.")] = None,
+    samples: SamplesOption = 50,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    uncalibrated: UncalibratedOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run as one file that needs no calgp, with its uncertainty: probabilities, entropy, mutual information.
+
+    The file holds the draws of --samples samples, those of `calgp predict` for its first image; all images of a batch
+    share them. It is run after writing, by ONNX Runtime with default optimisations or by torch, and kept only if it
+    agrees with calgp to 1e-5. What the file needs and tells: docs/guides/deployment.md.
+
+    Example: calgp export runs/mnist --to onnx --out mnist.onnx
+    """
+    from calgp import runs, show
+
+    _check_sampling(samples, seed)
+    folder = _folder(run)
+    target = _writable(folder) if file is None else folder
+    done = runs.export(target, file, to=to, samples=samples, seed=seed, calibrated=not uncalibrated)  # type: ignore[arg-type]
+    if as_json:
+        return print(json.dumps(show.export_row(done)))
+    out.print(show.export_lines(done), soft_wrap=True)
+
+
+@app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,

@@ -4,6 +4,7 @@ from calgp.runs.calibrating import calibrate
 from calgp.runs.comparison import Row, compare, own_scores
 from calgp.runs.ensembles import ensemble
 from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
+from calgp.runs.export import Exported, export, export_model
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
 from calgp.runs.run import Run, from_json, to_json
@@ -13,6 +14,7 @@ from calgp.runs.training_data import TrainingData
 __all__ = [
     "Card",
     "Evaluation",
+    "Exported",
     "Interrupted",
     "Row",
     "Run",
@@ -23,6 +25,8 @@ __all__ = [
     "compare",
     "ensemble",
     "evaluate",
+    "export",
+    "export_model",
     "fit",
     "from_json",
     "keep_freed_memory",

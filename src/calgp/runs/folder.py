@@ -194,6 +194,10 @@ class RunFolder:
     def write_calibration(self, found: dict[str, Any]) -> None:
         self._write_json("calibration.json", found)
 
+    def decisions(self) -> dict[str, Any] | None:
+        """decisions.json: thresholds and conformal sets; None if nothing was decided."""
+        return self._read_json("decisions.json") if (self.path / "decisions.json").is_file() else None
+
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file of the folder."""
         try:
