@@ -78,6 +78,7 @@ def train(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of options; flags go before it.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write event files for TensorBoard here, too.")] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
     precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …")] = "32-true",
@@ -87,7 +88,10 @@ def train(
 
     Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
     """
+    import contextlib
+
     from calgp import runs, show
+    from calgp.trackers import tensorboard_watch
 
     given = {
         "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
@@ -101,8 +105,14 @@ def train(
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
     fabric = _fabric(device, precision, threads)
     images = runs.TrainingData.of(run, data)
-    with show.training_bar(f"Training {run.label} on {run.source}") as watch:
-        runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
+    with contextlib.ExitStack() as stack:
+        watches = [stack.enter_context(show.training_bar(f"Training {run.label} on {run.source}"))]
+        if tensorboard is not None:
+            watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=resume is not None)))
+        runs.train(
+            run, target, fabric, data=images, resume=resume is not None,
+            watch=lambda step: [watch(step) for watch in watches] and None,
+        )  # fmt: skip
     out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
 
 
@@ -310,6 +320,25 @@ def export(
     if as_json:
         return print(json.dumps(show.export_row(done)))
     out.print(show.export_lines(done), soft_wrap=True)
+
+
+@app.command()
+def track(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="mlflow or tensorboard.")],
+    where: Annotated[
+        str | None, typer.Option("--where", help="A directory, or an address that MLflow takes; mlruns or events.")
+    ] = None,
+    model: Annotated[bool, typer.Option("--model", help="Copy the weights too (MLflow).")] = False,
+) -> None:
+    """Copy a run into an experiment tracker: its options as parameters, its log and scores as metrics.
+
+    Example: calgp track runs/mnist --to mlflow && calgp track runs/mnist --to tensorboard --where events
+    """
+    from calgp import trackers
+
+    default = "mlruns" if to == "mlflow" else "events"
+    out.print(trackers.track(_folder(run), to, where or default, model=model), soft_wrap=True)
 
 
 @app.command()

@@ -238,9 +238,13 @@ def _traced(module: nn.Module, image: tuple[int, int, int]) -> Any:
     shapes = ({0: torch.export.Dim("N", min=1, max=2**20)},)
     with _quiet(), torch.no_grad():
         try:
-            return torch.export.export(module, (torch.rand(3, *image),), dynamic_shapes=shapes, strict=True)
+            traced = torch.export.export(module, (torch.zeros(3, *image),), dynamic_shapes=shapes, strict=True)
         except Exception as error:
             raise CalgpError(f"This model cannot be exported, since torch cannot trace it: {_first(error)}.") from error
+    for node in traced.graph.nodes:  # where in the source it came from: most of a small file, and machine paths
+        for name in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+            node.meta.pop(name, None)
+    return traced
 
 
 Runner = Callable[[Tensor], list[Tensor]]
@@ -276,7 +280,7 @@ def _as_onnx(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runner]:
     assert program is not None  # noqa: S101 (for the type checker)
     proto = program.model_proto
     for part in (proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.value_info):
-        part.ClearField("metadata_props")  # of each node, where it came from: half of a small file, and machine paths
+        part.ClearField("metadata_props")  # the exporter's own notes: half of a small file
     entry = proto.metadata_props.add()
     entry.key, entry.value = "calgp", json.dumps(metadata)
     data = proto.SerializeToString()
