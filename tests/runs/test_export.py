@@ -23,7 +23,6 @@ from calgp.gp.inference import _Moments
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
 from calgp.runs import RunFolder, calibrate, export, export_model, predict_files
-from calgp.runs import export as _  # noqa: F401 (the function; the module is below)
 
 module = sys.modules["calgp.runs.export"]
 LENET = LeNet(channels=(4, 4), hidden=(8,))
@@ -73,12 +72,15 @@ def fitted(name, task, backbone, seed=0, **options):
     model = method.build(task, backbone, generator=generator).to(memory_format=torch.channels_last)
     train = blobs(48, task)
     method.start(model, train, generator=generator)
-    bound, optimiser = Bound(model, n=len(train)), torch.optim.Adam(model.parameters(), lr=1e-2)
+    bound, optimiser = Bound(model, n=len(train)), torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(10):
         optimiser.zero_grad()
-        sum(bound(train.pixels(), train.y, Noise(step, torch.arange(1), train.rows))).backward()
+        nll, _ = bound(train.pixels(), train.y, Noise(step, torch.arange(1), train.rows))
+        nll.backward()
         optimiser.step()
     method.finish(model, train)
+    if name.startswith(("cnn-gp-rf", "cnn-gp-sorf")):  # ten steps leave these near uniform
+        model.gp.layers[-1].weights.weight.data.mul_(20)
     return model
 
 
@@ -121,10 +123,9 @@ def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
         found = run_onnx(path, images)
         for ours, theirs in zip(columns(expected), found, strict=True):
             torch.testing.assert_close(theirs, ours, **CLOSE)
-    probabilities, entropy, _, information, spread = found
-    assert probabilities.amax() > 1.5 / task.classes  # the comparison is not one of uniform numbers
+    assert found[0].std(0).amax() > 10 * CLOSE["atol"]  # images differ: no comparison of uniform numbers
     random = bool(model.sites()) or model(x).variance is not None
-    assert (information.amax() > 1e-5) == (spread.amax() > 1e-5) == random  # the uncertainty has survived
+    assert (found[-1].amax() > 1e-4) == random  # the uncertainty has survived
     assert bytes(str(Path(module.__file__).parent), "utf-8") not in path.read_bytes()
 
 

@@ -6,6 +6,8 @@ The only file that needs GPyTorch, which is imported when a model is built: `pip
 import copy
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -152,10 +154,17 @@ class GridProcesses(Freezable):
         with self._exact():
             return self.strategy.kl_divergence().sum()
 
-    def _exact(self) -> torch.autocast:
-        """Around calls of GPyTorch: its cache is stale after a step or a load, and half precision is not enough."""
-        _gpytorch().utils.memoize.clear_cache_hook(self.strategy)
-        return torch.autocast(self.strategy.inducing_points.device.type, enabled=False)
+    @contextmanager
+    def _exact(self) -> Iterator[None]:
+        """Around calls of GPyTorch: its cache is stale after a step or a load, and half precision is not enough.
+
+        Nor does the cache stay, since a module that holds results of computations cannot be copied.
+        """
+        clear = _gpytorch().utils.memoize.clear_cache_hook
+        clear(self.strategy)
+        with torch.autocast(self.strategy.inducing_points.device.type, enabled=False):
+            yield
+        clear(self.strategy)
 
 
 class FrozenProcesses(nn.Module):
