@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from calgp import trackers
+from calgp import cli, trackers
 from calgp.errors import CalgpError
 from calgp.runs import RunFolder, from_json, shipped_run, train
 
@@ -90,6 +91,18 @@ def test_refusals_are_sentences(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(CalgpError, match=rf"calgp\[{extra}\]"):
             trackers.track(shipped_run(), extra, str(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_commands_write_event_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = [f"--set=backbone.{name}" for name in ("channels=[2,2]", "hidden=[4]")]
+    size = ["--train-size", "100", "--steps", "3", "--out", "run", "--method", "cnn", *options]
+    for arguments in (["train", *size, "--tensorboard", "live"], ["track", "run", "--to", "tensorboard"]):
+        done = CliRunner().invoke(cli.app, arguments)
+        assert done.exit_code == 0, done.output
+    for directory in ("live", "events"):
+        assert [step for step, _ in events(tmp_path / directory / "run")["train/nll"]] == [3]
 
 
 def test_parameters_are_flat_and_plain():

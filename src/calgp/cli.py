@@ -109,10 +109,12 @@ def train(
         watches = [stack.enter_context(show.training_bar(f"Training {run.label} on {run.source}"))]
         if tensorboard is not None:
             watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=resume is not None)))
-        runs.train(
-            run, target, fabric, data=images, resume=resume is not None,
-            watch=lambda step: [watch(step) for watch in watches] and None,
-        )  # fmt: skip
+
+        def watch(step: runs.Step) -> None:
+            for each in watches:
+                each(step)
+
+        runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
     out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
 
 

@@ -52,7 +52,7 @@ def logged(records: list[dict[str, Any]]) -> Iterator[Scalar]:
 
 
 def scored(folder: RunFolder, step: int) -> Iterator[Scalar]:
-    """The numbers of scores-*.json: mnist/err, mnist/ece, notmnist/entropy_auroc …; with a calibrator, mnist.platt/err"""
+    """The numbers of scores-*.json: mnist/err, mnist/ece, notmnist/entropy_auroc …; calibrated, mnist.platt/err …"""
     for found in [*folder.evaluations(), *folder.shifted()]:
         place = found["source"].replace(":", "-").replace("~", "-")
         place += f".{found['calibrator']}" if found.get("calibrator") else ""

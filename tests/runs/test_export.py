@@ -14,8 +14,9 @@ import pytest
 import torch
 from jaxtyping import config
 from PIL import Image
+from typer.testing import CliRunner
 
-from calgp import calibration
+from calgp import calibration, cli
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Latent, Mixture, Noise, Predictive, predict
@@ -256,6 +257,16 @@ def test_the_loader_of_the_guide_needs_no_calgp(calibrated, fabric, tmp_path):
         assert float(text) == pytest.approx(value.item(), abs=1e-4)  # four digits are printed
 
 
+def test_the_command_tells_how_far_the_file_is_from_torch(calibrated, tmp_path):
+    folder, file = calibrated[0], tmp_path / "run.pt2"
+    arguments = ["export", str(folder.path), "--to", "torch-export", "--out", str(file), "-S", "2"]
+    said = CliRunner().invoke(cli.app, arguments)
+    assert said.exit_code == 0, said.output
+    assert "2 samples, seed 0" in said.output
+    assert "Largest difference to torch over 32 images: probabilities" in said.output
+    assert file.is_file()
+
+
 def test_what_does_not_agree_is_not_kept(calibrated, tmp_path, monkeypatch):
     folder, _ = calibrated
     monkeypatch.setattr(module, "TOLERANCE", -1.0)
@@ -285,7 +296,7 @@ def test_what_has_no_prediction_of_its_own_is_refused(tmp_path):
 def test_what_onnx_cannot_say_is_refused_by_name(tmp_path):
     task = Task(1, 8, 8, 3)
     model = fitted("cgp", task, LENET, likelihood="robust-max")
-    with pytest.raises(CalgpError, match="ONNX has nothing for aten.*torch-export"):
+    with pytest.raises(CalgpError, match=r"ONNX has nothing for aten.*torch-export"):
         export_model(model, tmp_path / "x.onnx", task, samples=SAMPLES)
     assert not list(tmp_path.iterdir())
 

@@ -168,11 +168,9 @@ class GridProcesses(Freezable):
 
 
 class FrozenProcesses(nn.Module):
-    """`GridProcesses` in plain formulas: V dense, by the kernel of cubic convolution that GPyTorch interpolates with."""
+    """`GridProcesses` in plain formulas: V dense, by the cubic convolution that GPyTorch interpolates with."""
 
-    def __init__(
-        self, grid: Float[Tensor, "G"], mean: Float[Tensor, "k G"], lower: Float[Tensor, "k G G"]
-    ) -> None:
+    def __init__(self, grid: Float[Tensor, "G"], mean: Float[Tensor, "k G"], lower: Float[Tensor, "k G G"]) -> None:
         super().__init__()
         for name, value in (("grid", grid), ("mean", mean), ("lower", lower)):
             self.register_buffer(name, value.detach().clone(), persistent=False)

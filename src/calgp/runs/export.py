@@ -62,7 +62,13 @@ class Deployable(nn.Module):
     """
 
     def __init__(
-        self, model: Model, image: tuple[int, int, int], *, samples: int, seed: int, calibrator: Calibrator | None = None
+        self,
+        model: Model,
+        image: tuple[int, int, int],
+        *,
+        samples: int,
+        seed: int,
+        calibrator: Calibrator | None = None,
     ) -> None:
         super().__init__()
         model = copy.deepcopy(model).cpu().eval()
