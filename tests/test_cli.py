@@ -383,3 +383,34 @@ def test_an_ensemble_is_evaluated_calibrated_and_compared(run_cli):
     assert "../0, ../1" in Path("report.html").read_text()
     status, output = run_cli("train", *SMALL, "--out", "runs/both")
     assert status == 1 and "already holds a run" in output
+
+
+def test_a_network_of_ones_own_is_trained_and_found_again(run_cli, tmp_path, monkeypatch):
+    from calgp.nets import BACKBONES, NETWORKS
+
+    for table in (BACKBONES, NETWORKS):
+        for name in ("mine", "a", "b"):
+            monkeypatch.delitem(table, name, raising=False)
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    layers = nn.Conv2d(1, 4, 5, 4), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(128, 10)\n"
+        "    return nn.Sequential(*layers)\n"
+    )
+    own = ["--network", "mine=nets.py:make"]
+    sizes = ["--train-size", "100", "--steps", "3", "--set", "backbone.keep=0.8"]
+    status, _ = run_cli(*own, "train", "--backbone", "mine", "--out", "run", *sizes)
+    assert status == 0
+    assert json.loads(Path("run/run.json").read_text())["run"]["backbone"]["keep"] == 0.8
+    status, output = run_cli(*own, "evaluate", "run", "-S", "2", "--json")
+    assert status == 0
+    assert "err" in json.loads(output)["scores"]
+    NETWORKS.pop("mine")
+    BACKBONES.pop("mine")
+    status, message = run_cli("evaluate", "run", "-S", "2")
+    assert status == 1
+    assert "calgp --network mine=file.py:function" in message
+    for wrong in ("mine", "mine=nets.py", "a=none.py:make", "b=nets.py:none", "a=no.such:thing", "a=json:none"):
+        status, message = run_cli("--network", wrong, "methods")
+        assert status == 1
+        assert "--network" in message

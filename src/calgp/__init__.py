@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from calgp.errors import CalgpError
     from calgp.gp import Bound, DeepGP, Masking, Mixture, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
     from calgp.methods import METHODS
-    from calgp.nets import BACKBONES
+    from calgp.nets import BACKBONES, Headed, Task, wrap
     from calgp.report import write_report
     from calgp.runs import (
         Run,
@@ -35,7 +35,7 @@ _ROOMS = {
         "Bound", "DeepGP", "Masking", "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
     ),
     "calgp.methods": ("METHODS",),
-    "calgp.nets": ("BACKBONES",),
+    "calgp.nets": ("BACKBONES", "Headed", "Task", "wrap"),
     "calgp.report": ("write_report",),
     "calgp.runs": (
         "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "export", "shipped_run",
@@ -44,9 +44,10 @@ _ROOMS = {
 }  # fmt: skip
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
-    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "ensemble",
-    "evaluate", "export", "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Headed", "Images", "Masking", "Mixture", "Model",
+    "Noise", "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Task", "Theta", "TrainingData", "calibrate",
+    "compare", "ensemble", "evaluate", "export", "from_dataset", "load", "predict", "shipped_run", "train", "wrap",
+    "write_report",
 ]  # fmt: skip
 
 

@@ -51,17 +51,31 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def calgp(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def calgp(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE.py:FUNCTION",
+            help="Your own network, made by a function of a file or of an importable module: `--backbone NAME`, and "
+            "runs that were trained with it.",
+        ),
+    ] = None,
+) -> None:
     if version:
         out.print(__version__)
         raise typer.Exit
+    for each in network or []:
+        _know_network(each)
 
 
 @app.command()
 def train(
     source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
     method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="lenet, lenet-cifar, lenet-3 or resnet.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="lenet, lenet-cifar, lenet-3, resnet, or your own (calgp --network).")
+    ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/… unless given.")] = None,
     train_size: Annotated[int | None, typer.Option(help="A balanced part of the training images.")] = None,
     holdout: Annotated[float | None, typer.Option(help="Share kept for validation, such as 0.1.")] = None,
@@ -529,6 +543,26 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     except Exception as error:  # Fabric's own refusals: no such accelerator, no such precision
         raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
     return fabric
+
+
+def _know_network(text: str) -> None:
+    """The one place where code that a user names is imported; a run folder names no code."""
+    import pkgutil
+    import runpy
+
+    from calgp.nets import BACKBONES, wrap
+
+    name, equals, place = text.partition("=")
+    path, colon, function = place.rpartition(":")
+    if not (name and equals and path and colon and function):
+        raise CalgpError(
+            f"--network {text!r} is not of the form NAME=FILE.py:FUNCTION or NAME=package.module:FUNCTION."
+        )
+    try:
+        make = runpy.run_path(path)[function] if path.endswith(".py") else pkgutil.resolve_name(place)
+    except (OSError, ImportError, AttributeError, KeyError, ValueError) as error:
+        raise CalgpError(f"--network {text!r} cannot be found ({error!r}); check the file and the function.") from None
+    BACKBONES[name] = wrap(make, name=name)
 
 
 def _options(config: Path | None, given: dict[str, Any], settings: list[str]) -> dict[str, Any]:

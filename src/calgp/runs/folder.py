@@ -216,7 +216,7 @@ class RunFolder:
     def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
         """Store tensors, with JSON beside them."""
         tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        self._write(name, save(tensors, {"calgp": json.dumps(metadata or {})}))
+        self._write(name, save(_apart(tensors), {"calgp": json.dumps(metadata or {})}))
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
@@ -276,6 +276,17 @@ class RunFolder:
     def _write(self, name: str, data: bytes) -> None:
         with reporting(self.path):
             write_whole(self.path / name, data)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share memory (tied weights), each with its own: safetensors stores no other."""
+    seen: set[int] = set()
+    apart = {}
+    for key, value in tensors.items():
+        memory = value.untyped_storage().data_ptr()
+        apart[key] = value.clone() if memory in seen else value
+        seen.add(memory)
+    return apart
 
 
 def shipped_run() -> RunFolder:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from calgp.errors import CalgpError
 from calgp.methods import METHODS, Method
-from calgp.nets import BACKBONES, Backbone
+from calgp.nets import BACKBONES, Backbone, Wrapped
 
 Described = TypeVar("Described", Method, Backbone)
 
@@ -102,7 +102,7 @@ def from_json(data: dict[str, Any]) -> Run:
     """The run of plain data (a run folder, a TOML file, the command line), checked."""
     data = dict(data)
     data["method"] = _undescribed(data.get("method", "cnn-gp-sorf"), METHODS, "method")
-    data["backbone"] = _undescribed(data.get("backbone", "lenet"), BACKBONES, "backbone")
+    data["backbone"] = _undescribed(data.get("backbone", "lenet"), BACKBONES, "backbone", Wrapped)
     chosen = {"method": data.pop("method"), "backbone": data.pop("backbone")}
     return _validated(Run, data, "run", chosen)
 
@@ -111,8 +111,11 @@ def _described(value: Any) -> dict[str, Any]:
     return {"kind": type(value).__name__} | dataclasses.asdict(value)
 
 
-def _undescribed(data: Any, table: dict[str, Described], what: str) -> Described:
-    """A name in the table, or {kind: …, options …}, or {name: …, options …} for a variant of a ready value."""
+def _undescribed(data: Any, table: dict[str, Described], what: str, *others: type[Described]) -> Described:
+    """A name in the table, or {kind: …, options …}, or {name: …, options …} for a variant of a ready value.
+
+    Kinds are those in the table, and `others`, of which there need be no ready value.
+    """
     if isinstance(data, str):
         data = {"name": data}
     if not isinstance(data, dict):
@@ -123,7 +126,7 @@ def _undescribed(data: Any, table: dict[str, Described], what: str) -> Described
         if name not in table:
             raise CalgpError(f"There is no {what} {name!r}; there are {', '.join(table)}.")
         data = _described(table[name]) | data
-    kinds = {type(value).__name__: type(value) for value in table.values()}
+    kinds = {kind.__name__: kind for kind in (*map(type, table.values()), *others)}
     kind = data.pop("kind", None)
     if kind not in kinds:
         raise CalgpError(f"There is no kind of {what} {kind!r}; there are {', '.join(kinds)}.")
@@ -147,12 +150,15 @@ def _validated(kind: type, data: dict[str, Any], what: str, checked: dict[str, A
 
 
 def _label(value: Any, table: dict[str, Any]) -> str:
-    """The nearest ready value's name, and the options that differ from it."""
+    """The nearest ready value's name, or the kind if there is none, and the options that differ from it."""
     options = dataclasses.asdict(value)
     differences = {
         name: {key: new for key, new in options.items() if new != dataclasses.asdict(ready)[key]}
         for name, ready in table.items()
         if type(ready) is type(value)
     }
+    if not differences:
+        defaults = {field.name: field.default for field in dataclasses.fields(value)}
+        differences[type(value).__name__] = {key: new for key, new in options.items() if new != defaults[key]}
     name = min(differences, key=lambda name: len(differences[name]))
     return " ".join([name, *(f"{key}={new}" for key, new in differences[name].items())])

@@ -115,6 +115,7 @@ def train(
     task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
     model = build(run, task)
     if not resume:
+        run.backbone.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
         run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
     optimiser = make_optimiser(run, model)
     first = _resumed(folder, model, optimiser, data) if resume else _begun(run, folder, task, data)
