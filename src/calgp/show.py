@@ -25,6 +25,7 @@ from torch import Tensor
 
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
+from calgp.runs.export import Exported
 from calgp.runs.training import Step
 from calgp.runs.verification import Check
 from calgp.runs.writing import reporting, write_whole
@@ -282,6 +283,23 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
             escape(row["file"]), escape(row["label"]), *numbers, escape(second), *(told[name] for name in more)
         )
     return table
+
+
+def export_row(done: Exported) -> dict[str, Any]:
+    """An exported file, for programs."""
+    return {"path": str(done.path), "bytes": done.size, "images_compared": done.images, "worst_difference": done.worst,
+            "metadata": done.metadata}  # fmt: skip
+
+
+def export_lines(done: Exported) -> str:
+    """An exported file, and how far it is from torch."""
+    samples = done.metadata["samples"]
+    drawn = f"{samples} samples, seed {done.metadata['seed']}" if samples > 1 else "a single pass"
+    worst = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in done.worst.items())
+    return (
+        f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).\n"
+        f"Largest difference to torch over {done.images} images: {worst}."
+    )
 
 
 def comparison_table(rows: list[Row]) -> Table:
