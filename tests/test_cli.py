@@ -83,8 +83,8 @@ def test_every_command_has_help_with_an_example(run_cli):
 
 def test_train_evaluate_compare_report_predict(run_cli, cli_run, tmp_path):
     assert sorted(path.name for path in cli_run.iterdir()) == [
-        "log.jsonl", "model.safetensors", "predictions-digits.safetensors", "predictions-letters.safetensors",
-        "run.json", "scores-digits.json", "scores-letters.json",
+        ".lock", "log.jsonl", "model.safetensors", "predictions-digits.safetensors",
+        "predictions-letters.safetensors", "run.json", "scores-digits.json", "scores-letters.json",
     ]  # fmt: skip
     status, output = run_cli("compare", cli_run, "--json")
     (row,) = json.loads(output)
