@@ -20,7 +20,7 @@ from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Batch, Mask, Masking, Noise, evaluating, name_sites
 from calgp.gp.masks import half_norm
 from calgp.nets.base import Features, Task
-from calgp.nets.tracing import LAYERS, Call, Trace, first_tensor, main_output, tracing
+from calgp.nets.tracing import Call, Trace, first_tensor, main_output, tracing
 
 if TYPE_CHECKING:
     from calgp.nets.wrapping import Wrapped
@@ -58,7 +58,7 @@ class WrappedFeatures(Features):
             trace, c = self._traced(x, escapes=True)
             self.out_features = c.shape[1]
             self.reached = tuple(trace.layers())
-            self._freeze_what_is_not_reached()
+            self._freeze_what_is_not_used(trace.used)
             if masking.active and spec.mask != "none":
                 calls = self._chosen(trace)
                 self._check_rows(x, trace, c, calls)
@@ -220,14 +220,11 @@ class WrappedFeatures(Features):
             raise CalgpError(f"The network's features for {CHECKED} images are {tuple(c.shape)}; one row each was due.")
         return trace, c
 
-    def _freeze_what_is_not_reached(self) -> None:
-        """Layers behind the features, or that are never called, learn nothing."""
-        reached = {id(p) for name in self.reached for p in self.network.get_submodule(name).parameters()}
-        for name, module in self.network.named_modules():
-            if isinstance(module, LAYERS) and name not in self.reached:
-                for parameter in module.parameters():
-                    if id(parameter) not in reached:
-                        parameter.requires_grad_(False)
+    def _freeze_what_is_not_used(self, used: set[str]) -> None:
+        """What lies behind the features, or has no part in them, learns nothing."""
+        for name, parameter in self.network.named_parameters():
+            if name not in used:
+                parameter.requires_grad_(False)
 
     def _chosen(self, trace: Trace) -> dict[str, list[Call]]:
         """The layers to mask, with their calls; refuses what would be random only in name."""
