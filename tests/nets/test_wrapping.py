@@ -586,6 +586,23 @@ class Product(Net):
         return torch.einsum("nchw,cd->ndhw", h, self.mixing.transpose(0, 1).flatten(1))
 
 
+class TiedOutside(Net):
+    def __init__(self):
+        super().__init__()
+        self.early, self.late = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.late.weight = self.early.weight
+
+    def between(self, h):
+        h = F.linear(self.late(h.movedim(1, -1)), self.early.weight)
+        return h.movedim(-1, 1)
+
+
+class Uncopied(Net):
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.ones(1, requires_grad=True) * 2
+
+
 class Attention(Net):
     def __init__(self):
         super().__init__()
@@ -694,6 +711,8 @@ class Tokens(nn.Module):
         (FunctionalLinear, {}, r"inner\.weight \(torch's linear in the network\)"),
         (FunctionalLinear, {"mask": "linear"}, r"inner\.weight"),
         (FunctionalLinear, {"mask": ["inner"]}, "mask has 'inner', but no layer of that name is called"),
+        (TiedOutside, {"mask": ["late"]}, "Weights of the network meet the images outside of layers.*early"),
+        (lambda: wrap(Uncopied()).build(TASK, HALF), {}, "cannot be copied"),
         (FunctionalConvolution, {}, r"filters \(torch's conv2d in the network\)"),
         (FunctionalConvolution, {"mask": "convolutions"}, "filters"),
         (Product, {}, r"mixing \(torch's einsum in the network\)"),
