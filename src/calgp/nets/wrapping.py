@@ -160,7 +160,10 @@ def _register(network: Network, name: str | None) -> str:
 def _made(network: Network, generator: torch.Generator | None) -> nn.Module:
     """A copy of a network, or a new one; torch's own generator is left as it was."""
     if isinstance(network, nn.Module):
-        return copy.deepcopy(network)
+        try:
+            return copy.deepcopy(network)
+        except Exception as error:
+            raise CalgpError(f"The network cannot be copied ({error}); give wrap a function that makes it.") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**32, (), generator=generator)))
         made = network()
