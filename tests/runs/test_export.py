@@ -16,7 +16,8 @@ from jaxtyping import config
 from PIL import Image
 from typer.testing import CliRunner
 
-from calgp import calibration, cli
+from architectures import ARCHITECTURES
+from calgp import calibration, cli, wrap
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Latent, Mixture, Noise, Predictive, predict
@@ -178,6 +179,18 @@ def test_options_that_change_the_graph_survive(name, backbone, options, tmp_path
     for ours, theirs in zip(columns(same_draws(model, x)), run_onnx(tmp_path / "model.onnx", x), strict=True):
         torch.testing.assert_close(theirs, ours, **CLOSE)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())  # the model was copied
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_wrapped_networks_survive(name, tmp_path):
+    task, backbone = Task(1, 28, 28, 3), wrap(ARCHITECTURES[name].make, name=f"export-{name}")
+    model = METHODS["cnn-gp-sorf"].build(task, backbone, generator=torch.Generator().manual_seed(0))
+    export_model(model, tmp_path / "model.onnx", task, samples=SAMPLES, seed=SEED)
+    x = blobs(7, task).pixels()
+    found = run_onnx(tmp_path / "model.onnx", x)
+    for ours, theirs in zip(columns(same_draws(model, x)), found, strict=True):
+        torch.testing.assert_close(theirs, ours, **CLOSE)
+    assert found[-1].amax() > 1e-4
 
 
 def test_an_ensemble_is_exported_as_a_mixture(tmp_path):

@@ -90,7 +90,7 @@ class InducingPatches(Inducing, Freezable):
         """x^[p]: all windows of the image, stride 1; with additive channels, those of one channel after the other."""
         channel = x.flatten(0, 1).unsqueeze(1) if self.channels == "additive" else x
         windows = F.unfold(channel, self.patch).mT  # [N or N·C, P, d]
-        return windows.reshape(len(x), -1, windows.shape[-1])
+        return windows.reshape(x.shape[0], -1, windows.shape[-1])
 
 
 class _SumOverPatches(torch.autograd.Function):

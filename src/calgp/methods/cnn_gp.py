@@ -121,7 +121,7 @@ class CnnGpModel(Model):
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         f = self.gp(self.features(h, noise), noise)
-        return Latent(f.unflatten(0, (-1, len(h))))
+        return Latent(f.unflatten(0, (-1, h.shape[0])))
 
     def kl(self) -> Float[Tensor, ""]:
         return self.features.kl() + self.gp.kl()

@@ -127,7 +127,7 @@ class Block(nn.Module):
         h = self.convolution1(h, noise)
         h = self.convolution2(self.norm2(h).relu(), noise)
         shortcut = self._shortcut(x)
-        return h + shortcut.repeat(len(h) // len(shortcut), 1, 1, 1)  # the first mask makes S · N rows of N
+        return h + shortcut.repeat(h.shape[0] // shortcut.shape[0], 1, 1, 1)  # the first mask makes S · N rows of N
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride > 1:

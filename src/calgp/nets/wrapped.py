@@ -86,7 +86,7 @@ class WrappedFeatures(Features):
         if not self.sites:
             return h
         h = h.repeat(1 if noise is None else len(noise.samples), *(1,) * (h.dim() - 1))
-        current = _Pass(noise, len(h), None if self._whole else h)
+        current = _Pass(noise, h.shape[0], None if self._whole else h)
         c = self._pass(current, h if self._whole else h.new_zeros(1, *self.image))
         if current.fired != self.sites:
             raise _called_otherwise(name for name, calls in self.sites.items() if current.fired[name] != calls)
@@ -140,7 +140,7 @@ class WrappedFeatures(Features):
     def _stem(self, x: Tensor) -> Tensor:
         if self.sites and self._whole:
             return x
-        return self._pass(_Pass(None, len(x), stopping=bool(self.sites)), x.clone())
+        return self._pass(_Pass(None, x.shape[0], stopping=bool(self.sites)), x.clone())
 
     def _pass(self, current: "_Pass", x: Tensor) -> Tensor:
         """What the network gives for x: its features, or, where it should stop there, its stem."""

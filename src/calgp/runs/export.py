@@ -244,7 +244,8 @@ def _traced(module: nn.Module, image: tuple[int, int, int]) -> Any:
     shapes = ({0: torch.export.Dim("N", min=1, max=2**20)},)
     with _quiet(), torch.no_grad():
         try:
-            traced = torch.export.export(module, (torch.zeros(3, *image),), dynamic_shapes=shapes, strict=True)
+            # not strict: Python runs as it is, so that anybody's network can be followed
+            traced = torch.export.export(module, (torch.zeros(3, *image),), dynamic_shapes=shapes, strict=False)
         except Exception as error:
             raise CalgpError(f"This model cannot be exported, since torch cannot trace it: {_first(error)}.") from error
     for node in traced.graph.nodes:  # where in the source it came from: most of a small file, and machine paths
