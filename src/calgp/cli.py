@@ -35,6 +35,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 UncalibratedOption = Annotated[
     bool, typer.Option("--uncalibrated", help="The probabilities as trained, though the run has been calibrated.")
 ]
+JobsOption = Annotated[
+    int | None, typer.Option(help="Runs at a time, in processes of one thread each; 1, or with Ray one a core.")
+]
+EngineOption = Annotated[str, typer.Option(help="Where runs are made: local, or ray (pip install calgp[ray]).")]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster, such as auto or HOST:6379; else it is started here.")
+]
+GpusOption = Annotated[float, typer.Option(help="What a run asks of a Ray cluster: 1, or 0.25 for a quarter.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.")]
 
 
@@ -483,7 +491,10 @@ def reproduce(
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,
     scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (hours) or paper (a GPU).")] = "smoke",
     folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
-    jobs: Annotated[int, typer.Option(help="Runs at a time, in processes of one thread each.")] = 1,
+    jobs: JobsOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
     faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
     pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what there is.")] = False,
     results: Annotated[Path, typer.Option(help="Small results of finished runs are taken from here.")] = Path(
@@ -495,29 +506,31 @@ def reproduce(
 ) -> None:
     """Rerun the paper's figures and tables: run what is missing, judge its claims, write a page for each.
 
-    Stop it whenever you like: the same command goes on where it was, and nothing is run twice.
+    Stop it whenever you like: the same command goes on where it was, and nothing is run twice. --engine ray makes the
+    runs on a Ray cluster whose machines share --out and --data (docs/scaling.md).
 
     Example: calgp reproduce fig2 --scale laptop --jobs 2 --data images
     """
     import shlex
 
     from calgp import experiments, show
+    from calgp.runs.engines import find_engine
 
     if listed or name is None:
         return out.print(show.experiment_table(experiments.EXPERIMENTS.values()))
-    _positive("jobs", jobs)
+    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     chosen = experiments.chosen(name)
     size = experiments.find_scale(scale)
     cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
     where = experiments.Where(folder / "runs", results, keep, data)
     everything = [cell for planned in cells.values() for cell in planned]
     if scale != "smoke":
-        out.print(show.cost(experiments.missing(everything, where), jobs))
+        out.print(show.cost(experiments.missing(everything, where), jobs or 1))
     failures: dict[str, str] = {}
     if not pages:
         _fabric("auto", "32-true", threads)
         with show.overall_bar() as watch:
-            failures = experiments.run_missing(everything, where, jobs=jobs, watch=watch)
+            failures = experiments.run_missing(everything, where, engine=workers, watch=watch)
     command = ["calgp", "reproduce", "", "--scale", scale, *["--faithful"] * faithful]
     for each in chosen:
         command[2] = each.name
