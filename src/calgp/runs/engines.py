@@ -115,8 +115,10 @@ class Processes(Engine):
                 raise Interrupted(STOPPED) from None
             raise
         finally:
-            for slot in (*free, *(slot for slot, _ in busy.values())):
-                slot.close()
+            slots = [*free, *(slot for slot, _ in busy.values())]
+            for wait_for_it in (False, True):  # they end at the same time
+                for slot in slots:
+                    slot.close(wait_for_it)
 
 
 _DIED = "its process died {} times, perhaps for want of memory; try fewer --jobs"
@@ -139,8 +141,8 @@ class _Slot:
             with suppress(ProcessLookupError):
                 os.kill(self.process.result(), number)
 
-    def close(self) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, wait_for_it: bool = True) -> None:
+        self.pool.shutdown(wait=wait_for_it, cancel_futures=True)
 
 
 def _save(busy: dict[Future[str | None], tuple[_Slot, int]]) -> None:
