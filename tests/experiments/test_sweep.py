@@ -10,9 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +32,8 @@ from calgp.experiments.sweep import (
     write_sweep,
 )
 from calgp.runs import RunFolder
-from calgp.runs.engines import Engine, Processes, Ray
+from calgp.runs.engines import Processes, Ray
+from runs.engine_work import Marking
 
 TINY = {
     "backbone": {"name": "lenet", "channels": [2, 4], "hidden": [8]},
@@ -189,29 +188,6 @@ def test_parts_make_the_whole_and_the_last_writes_the_table(tmp_path, monkeypatc
 # made elsewhere, with deaths ------------------------------------------------------------------------------------------
 
 
-def marked(work, folder: Path, job, *, watch) -> None:
-    """Work whose every beginning and end leaves a file."""
-    (folder / f"{job.key}.begun.{uuid.uuid4().hex}").touch()
-    work(job, watch=watch)
-    (folder / f"{job.key}.done.{uuid.uuid4().hex}").touch()
-
-
-@dataclass(frozen=True)
-class Marking(Engine):
-    """An engine whose work is counted."""
-
-    engine: Engine
-    folder: Path
-
-    def run(self, work, tasks, *, ended, watch) -> None:
-        self.engine.run(partial(marked, work, self.folder), tasks, ended=ended, watch=watch)
-
-    def counted(self, what: str) -> list[int]:
-        """How often each job was begun or done, in order."""
-        names = [path.name.split(".")[0] for path in self.folder.glob(f"*.{what}.*")]
-        return sorted(map(names.count, set(names)))
-
-
 def holder(lock: Path) -> int | None:
     """The other process that has a file open."""
     for entry in Path("/proc").iterdir():
@@ -238,8 +214,10 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="need
 
 
 @needs_proc
-def test_ray_makes_every_run_once_though_a_worker_is_killed_and_the_pool_finds_the_same(tmp_path):
+def test_ray_makes_every_run_once_though_a_worker_is_killed_and_the_pool_finds_the_same(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="Ray is an extra: pip install calgp[ray]")
+    places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # where its workers find `Marking`
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
     (tmp_path / "marks").mkdir()
     engine, killed = Marking(Ray(2), tmp_path / "marks"), []
     killer = threading.Thread(target=kill_one, args=(tmp_path / "ray/runs", killed))
@@ -260,7 +238,7 @@ def test_ray_makes_every_run_once_though_a_worker_is_killed_and_the_pool_finds_t
     ]
 
 
-LONG = replace(SWEEP, options=TINY | {"steps": 400}, axes={"learning_rate": (1e-3, 2e-3)})
+LONG = replace(SWEEP, options=TINY | {"steps": 200}, axes={"learning_rate": (1e-3,)}, seeds=(0, 1, 2))
 
 
 @needs_proc
@@ -268,7 +246,7 @@ LONG = replace(SWEEP, options=TINY | {"steps": 400}, axes={"learning_rate": (1e-
 def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, number):
     """A real process with two more: Ctrl-C lets those under way save themselves and begins no others."""
     runs = tmp_path / "x/runs"
-    flags = [*FLAGS[:2], "--steps", "400", *FLAGS[4:-1], "lr=1e-3,2e-3", "--seeds", "0,1"]
+    flags = [*FLAGS[:2], "--steps", "200", *FLAGS[4:-1], "lr=1e-3", "--seeds", "0,1,2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "calgp", "sweep", *flags, "--jobs", "2", "--out", tmp_path / "x"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -283,12 +261,12 @@ def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, n
         assert "Stopped; nothing is lost. The same command goes on where it was." in " ".join(told.split())
         assert "Traceback" not in told
         assert process.returncode == 1
-        assert 1 <= len(begun) <= 3  # two under way, or one that had ended and its successor
+        assert len(begun) - sum(folder.finished for folder in begun) <= 2
         assert any(folder.interrupted for folder in begun)
         assert all(folder.interrupted or folder.finished for folder in begun)
-    assert len(missing_jobs(LONG, Where(runs))) >= 2
+    assert len(missing_jobs(LONG, Where(runs))) >= 1
     assert run_sweep(LONG, tmp_path / "x") == {}
-    assert [each.seeds for each in found_by(LONG, tmp_path / "x")] == [(0, 1), (0, 1)]
+    assert [each.seeds for each in found_by(LONG, tmp_path / "x")] == [(0, 1, 2)]
     for path in runs.glob("*/log.jsonl"):
         steps = [each["step"] for each in RunFolder(path.parent).log() if each["kind"] == "train"]
-        assert steps == list(range(20, 401, 20))  # none is missing, none is there twice
+        assert steps == list(range(20, 201, 20))  # none is missing, none is there twice
