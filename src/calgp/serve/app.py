@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
+import anyio
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from lightning_fabric import Fabric
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response, StreamingResponse
+from torch import Tensor
 
 from calgp._version import __version__
 from calgp.runs import RunFolder
@@ -23,7 +25,7 @@ from calgp.serve.document import PROBLEMS, STREAM, TAKES, complete
 from calgp.serve.guard import LOOPBACK, Guard
 from calgp.serve.limits import Limits
 from calgp.serve.meters import MEDIA, Meters
-from calgp.serve.pictures import decode, raw_pictures, validation_sentence
+from calgp.serve.pictures import read_pictures, validation_sentence
 from calgp.serve.problems import Trouble, problem
 from calgp.serve.schemas import Answered, GalleryTold, Health, ModelTold, Prediction, Step
 from calgp.serve.site import static_files
@@ -71,7 +73,7 @@ def create_app(
         finally:
             await asyncio.to_thread(server.stop)
 
-    guard = Middleware(Guard, hosts=hosts, token=token, limits=limits, meters=server.meters)  # type: ignore[arg-type]
+    guard = Middleware(Guard, hosts=hosts, token=token, limits=limits, meters=server.meters, admit=server.check)  # type: ignore[arg-type]
     app = FastAPI(
         title="calgp", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, middleware=[guard],
         description="An image classifier with its doubts. Pictures in, probabilities and their uncertainty out.",
@@ -203,22 +205,28 @@ class _Server:
         deadline = time.monotonic() + self.limits.seconds
         loop = asyncio.get_running_loop()
         try:
-            self._worker.check()
-            body = await asyncio.wait_for(_body(request, self.limits.body), self.limits.seconds)
-            raw = await raw_pictures(body, request.headers, self.limits)
-            decoding = loop.run_in_executor(
-                self._decoder, lambda: decode(raw, size=self.size, colour=self.colour, limits=self.limits)
-            )
-            pictures = await asyncio.wait_for(decoding, max(deadline - time.monotonic(), 0))
-            job = Job(
-                pictures, samples, seed, deadline, lambda told: _call(loop, hear, told), error=error, step=step
-            )  # fmt: skip
+            with anyio.fail_after(self.limits.seconds):
+                body = await _body(request, self.limits.body)
+                kind = request.headers.get("content-type", "")
+                pictures = await loop.run_in_executor(self._decoder, self._read, body, kind)
+            job = Job(pictures, samples, seed, deadline, lambda told: _call(loop, hear, told), error=error, step=step)
             self._worker.submit(job)
         except Refused as refused:
             raise Trouble.busy(refused.reason, refused.retry) from None
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             raise self.late() from None
         return job
+
+    def _read(self, body: bytes, kind: str) -> Tensor:
+        return read_pictures(body, kind, size=self.size, colour=self.colour, limits=self.limits)
+
+    def check(self) -> None:
+        """Whether one more image can be taken on: asked before anything of a request is read."""
+        try:
+            if self._worker is not None:
+                self._worker.check()
+        except Refused as refused:
+            raise Trouble.busy(refused.reason, refused.retry) from None
 
     async def in_time(self, done: asyncio.Future[Progress], job: Job) -> Progress:
         try:

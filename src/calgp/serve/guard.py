@@ -3,7 +3,7 @@
 import hmac
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -43,11 +43,20 @@ class Guard:
         token: what `Authorization: Bearer …` must say; None asks for nothing.
         limits: `requests` and `body` are used here.
         meters: hear of every request.
+        admit: raises Trouble if there is no room for another picture.
     """
 
     def __init__(
-        self, app: ASGIApp, *, hosts: Iterable[str] | None, token: str | None, limits: Limits, meters: Meters
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Iterable[str] | None,
+        token: str | None,
+        limits: Limits,
+        meters: Meters,
+        admit: Callable[[], None],
     ) -> None:
+        self.admit = admit
         self.app, self.limits, self.meters = app, limits, meters
         self.hosts = None if hosts is None else frozenset(host.lower().strip("[]") for host in hosts)
         self.token = None if token is None else token.encode()
@@ -86,8 +95,10 @@ class Guard:
         path = scope["path"]
         if self.token is not None and path not in OPEN and not path.startswith("/static/"):
             self._check_token(headers)
-        if self.open > self.limits.requests and scope["method"] == "POST":
-            raise Trouble.busy(f"{self.limits.requests} requests are open already.", 1)
+        if scope["method"] == "POST":
+            if self.open > self.limits.requests:
+                raise Trouble.busy(f"{self.limits.requests} requests are open already.", 1)
+            self.admit()
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:20]) > self.limits.body:
             close = {"Connection": "close"}  # what is still to come is not read

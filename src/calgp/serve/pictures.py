@@ -2,7 +2,6 @@
 
 import binascii
 from base64 import b64decode
-from collections.abc import AsyncGenerator
 from io import BytesIO
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from pydantic import ValidationError
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 from torch import Tensor
 
 from calgp.data.decode import picture_array
@@ -23,15 +22,20 @@ FORMATS = ("PNG", "JPEG", "WEBP")  # the only decoders that see what a request b
 RAW = {"image/png", "image/jpeg", "image/webp", "application/octet-stream"}
 
 
-async def raw_pictures(body: bytes, headers: Headers, limits: Limits) -> list[bytes | Grey | Rgb]:
+def read_pictures(body: bytes, content_type: str, *, size: int, colour: Any, limits: Limits) -> Tensor:
+    """Pictures as uint8 [N, C, H, W]: upright, on white where transparent, stretched, as `calgp predict` has them."""
+    return _decode(_raw(body, content_type, limits), size=size, colour=colour, limits=limits)
+
+
+def _raw(body: bytes, content_type: str, limits: Limits) -> list[bytes | Grey | Rgb]:
     """The pictures in a body, whatever its form, not decoded yet."""
-    kind = headers.get("content-type", "").split(";")[0].strip().lower()
+    kind = content_type.split(";")[0].strip().lower()
     if kind in RAW:
         found: list[bytes | Grey | Rgb] = [body]
     elif kind == "application/json":
         found = _from_json(body)
     elif kind == "multipart/form-data":
-        found = await _from_form(body, headers, limits)
+        found = [*_from_form(body, content_type, limits.images)]
     else:
         raise Trouble(
             415, "Send pictures as multipart/form-data, application/json, image/png, image/jpeg or image/webp."
@@ -58,31 +62,35 @@ def _decoded64(picture: Encoded, place: int) -> bytes:
         raise Trouble(422, f"Image {place} is not base64.") from None
 
 
-async def _from_form(body: bytes, headers: Headers, limits: Limits) -> list[bytes | Grey | Rgb]:
-    """The files of a form, of any field name, in their order; they never touch the disk."""
+def _from_form(body: bytes, kind: str, most: int) -> list[bytes]:
+    """The parts of a form in their order, each a picture, whatever its name; they never touch the disk."""
+    parts: list[bytearray] = []
+    ended = False
 
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
+    def begin() -> None:
+        if len(parts) == most:
+            raise Trouble(413, f"A request may have {most} images; this form has more.")
+        parts.append(bytearray())
 
-    parser = MultiPartParser(headers, stream(), max_files=limits.images, max_fields=0)
-    parser.spool_max_size = limits.body + 1
+    def add(data: bytes, start: int, end: int) -> None:
+        parts[-1] += data[start:end]
+
+    def finish() -> None:
+        nonlocal ended
+        ended = True
+
+    boundary = parse_options_header(kind)[1].get(b"boundary", b"")
     try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise Trouble(422, f"The form cannot be read: {error.message}") from None
-    except (KeyError, ValueError, AssertionError):  # what the parser lets through of a malformed header
-        raise Trouble(422, "The form cannot be read: its headers are malformed.") from None
-    try:
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        if not files:
-            raise Trouble(422, "The form has no files; send pictures as files, as curl does with -F images=@photo.png.")
-        return [await file.read() for file in files]
-    finally:
-        await form.close()
+        callbacks = {"on_part_begin": begin, "on_part_data": add, "on_end": finish}
+        MultipartParser(boundary, callbacks).write(body)  # type: ignore[arg-type]
+    except FormParserError:
+        ended = False
+    if not ended or not parts or not boundary:
+        raise Trouble(422, "The form cannot be read; send pictures as curl does with -F images=@photo.png.")
+    return [bytes(part) for part in parts]
 
 
-def decode(raw: list[bytes | Grey | Rgb], *, size: int, colour: Any, limits: Limits) -> Tensor:
-    """Pictures as uint8 [N, C, H, W]: upright, on white where transparent, stretched, as `calgp predict` has them."""
+def _decode(raw: list[bytes | Grey | Rgb], *, size: int, colour: Any, limits: Limits) -> Tensor:
     left = limits.pixels
     arrays = []
     for place, each in enumerate(raw):

@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from calgp.serve.limits import Limits
 
 VARIABLE = "CALGP_TOKEN"
 SHORTEST = 16
+SWITCH = 5e-4  # seconds; with Python's 5e-3 the model's thread waits for the event loop's after every small operation
 
 
 def serve(
@@ -39,8 +41,10 @@ def serve(
     names = {*LOOPBACK, host, *hosts} if local else set(hosts) or None
     app = create_app(folder, fabric, limits=limits, token=token, hosts=names, threads=threads)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would tell of every broken form
     if not local and token is None:
         logging.getLogger("calgp.serve").warning("Anyone who reaches %s can use this server: it has no token.", host)
+    sys.setswitchinterval(SWITCH)
     config = uvicorn.Config(
         app,
         host=host,
