@@ -81,9 +81,9 @@ def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkey
 
 
 def _until(steps, save):
-    def saving(folder, model, optimiser, step):
-        save(folder, model, optimiser, step)
-        if step == steps:
+    def saving(folder, model, optimiser, done):
+        save(folder, model, optimiser, done)
+        if done.step == steps:
             raise SystemExit
 
     return saving

@@ -2,17 +2,21 @@
 
 import base64
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import calgp
 from calgp import cli
-from calgp.runs import shipped_run
+from calgp.data import load
+from calgp.runs import RunFolder, decide, decide_files, shipped_run
+from calgp.serve import create_app
 from calgp.serve.schemas import Answered, GalleryTold, ModelTold, Problem, Step
 
 from .conftest import RAW, png
@@ -119,6 +123,24 @@ def test_the_gallery_is_in_order(client):
     assert len(told.most_certain) == len(told.least_certain) == 12
     assert max(each.entropy for each in told.most_certain) < min(each.entropy for each in told.least_certain)
     assert all(each.wrong and each.picture.startswith("data:image/png") for each in told.confidently_wrong)
+
+
+def test_decisions_are_those_of_the_command_line(digits, tmp_path):
+    folder = RunFolder(shutil.copytree(shipped_run().path, tmp_path / "run"))
+    held_out = load("digits", "test").take(torch.arange(200, 400))
+    decide(folder, held_out=held_out, samples=4, error=0.2, confidence=0.8, coverage=0.99)
+    noise = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
+    pictures = [png(each) for each in (*digits[:3], noise)]
+    for place, content in enumerate(pictures):
+        (tmp_path / f"{place}.png").write_bytes(content)
+    with TestClient(create_app(folder), base_url="http://localhost") as client:
+        response = client.post("/v1/predict?samples=5", files=[("images", each) for each in pictures])
+        told = Answered.model_validate_json(response.content).predictions
+        assert client.get("/v1/model").json()["decisions"]["sets"]["coverage"] == 0.99
+    _, _, decided = decide_files(folder, [tmp_path / f"{place}.png" for place in range(4)], samples=5)
+    assert [each.abstain for each in told] == decided["abstained"].tolist() and told[-1].abstain is not None
+    wanted = [[str(q) for q in range(10) if row[q]] for row in decided["sets"].tolist()]
+    assert [each.conformal_set for each in told] == wanted and len(wanted[-1]) > 1
 
 
 def test_health_and_meters(client, digits):

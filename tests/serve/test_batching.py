@@ -19,7 +19,7 @@ ROUNDING = 1e-5  # what may differ with the company in a batch: float32 sums in 
 
 @pytest.fixture(scope="module")
 def predictor():
-    return Predictor.of(shipped_run(), Fabric(accelerator="cpu", devices=1), calibrated=True)
+    return Predictor.of(shipped_run(), Fabric(accelerator="cpu", devices=1), None)
 
 
 @pytest.fixture

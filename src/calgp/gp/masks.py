@@ -71,6 +71,9 @@ class Masking(Posterior):
 
         return Variational(epsilon / lengthscale, masking=self)
 
+    def as_masks(self) -> "Masking":
+        return self
+
 
 UNMASKED = Masking(keep=1.0)
 

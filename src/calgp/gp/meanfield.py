@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.gp.likelihoods import TINY
-from calgp.gp.masks import half_norm, same_convolution, truncated_normal
+from calgp.gp.masks import Masking, half_norm, same_convolution, truncated_normal
 from calgp.gp.noise import Noise, normal
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
 from calgp.gp.sites import Site
@@ -59,6 +59,9 @@ class MeanField(Posterior):
 
     def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> "MeanFieldFrequencies":
         return MeanFieldFrequencies(epsilon / lengthscale, deviation=self.deviation / lengthscale)
+
+    def as_masks(self) -> Masking:
+        raise ValueError("Gaussian weights need layers of their own; somebody's network can have masks in front of its")
 
 
 def gaussian_kl(mean: Tensor, log_deviation: Tensor) -> Float[Tensor, ""]:

@@ -1,12 +1,16 @@
 """What a posterior over weights is to the layers: how they are made, and what they cost."""
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.gp.noise import Noise
+
+if TYPE_CHECKING:
+    from calgp.gp.masks import Masking
 
 
 class Linear(nn.Module, ABC):
@@ -84,3 +88,7 @@ class Posterior(ABC):
     @abstractmethod
     def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> Frequencies:
         """Ω inferred, starting at the draw ε / ℓ from its prior."""
+
+    @abstractmethod
+    def as_masks(self) -> "Masking":
+        """The same q as masks in front of layers that are there already; ValueError where it is none of masks."""

@@ -1,8 +1,12 @@
 """Convolutional networks c(x | Ψ) with masked filters: table 1 of the paper."""
 
 from calgp.nets.base import Backbone, Features, Task
+from calgp.nets.headed import Headed
 from calgp.nets.lenet import LeNet
 from calgp.nets.resnet import ResNet
+from calgp.nets.standardised import Standardised, standardisers
+from calgp.nets.wrapped import WrappedFeatures
+from calgp.nets.wrapping import NETWORKS, Wrapped, wrap
 
 BACKBONES: dict[str, Backbone] = {
     "lenet": LeNet(),
@@ -11,4 +15,7 @@ BACKBONES: dict[str, Backbone] = {
     "resnet": ResNet(),
 }
 
-__all__ = ["BACKBONES", "Backbone", "Features", "LeNet", "ResNet", "Task"]
+__all__ = [
+    "BACKBONES", "NETWORKS", "Backbone", "Features", "Headed", "LeNet", "ResNet", "Standardised", "Task", "Wrapped",
+    "WrappedFeatures", "standardisers", "wrap",
+]  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Noise, Posterior, bound_filters
 
@@ -48,6 +49,9 @@ class Backbone(ABC):
     @abstractmethod
     def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> Features:
         """The network; `masking` is the q (masks, or Gaussians) of all convolutions that should have one."""
+
+    def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:  # noqa: B027
+        """What the training images decide in the network of a model before the first step; nothing for most."""
 
 
 def canvas(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]:

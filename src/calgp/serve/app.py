@@ -18,9 +18,8 @@ from torch import Tensor
 
 from calgp._version import __version__
 from calgp.runs import RunFolder
-from calgp.runs.evaluation import Predictor, form, one_device
+from calgp.runs.evaluation import Predictor, colour_of, one_device
 from calgp.serve.batching import Answer, Job, Progress, Refused, Worker, model_cost
-from calgp.serve.decide import decisions_of
 from calgp.serve.document import PROBLEMS, STREAM, TAKES, complete
 from calgp.serve.guard import LOOPBACK, Guard
 from calgp.serve.limits import Limits
@@ -162,12 +161,12 @@ class _Server:
         card = folder.card()
         self.limits, self.threads = limits, threads
         self.classes = list(card.classes)
-        self.size, self.colour = form(card.task)
+        self._form = (card.task.height, card.task.width), colour_of(card.task)
         self.meters = Meters()
-        self._predictor = Predictor.of(folder, fabric, calibrated=True)
-        self._decide = decisions_of(folder)
+        self._predictor = Predictor.of(folder, fabric, folder.calibration())
         self._model_cost = model_cost(self._predictor.model, (card.task.channels, card.task.height, card.task.width))
-        self.model_told = model_of(folder, limits, random=self._model_cost[1], samples=SAMPLES).model_dump_json()
+        told = model_of(folder, self._predictor, limits, random=self._model_cost[1], samples=SAMPLES)
+        self.model_told = told.model_dump_json()
         self.gallery_told = gallery_of(folder).model_dump_json()
         self._worker: Worker | None = None
         self._decoder: ThreadPoolExecutor | None = None
@@ -181,7 +180,6 @@ class _Server:
             self._predictor,
             self._model_cost,
             self.limits,
-            decide=self._decide,
             observe=self.meters.turned,
             threads=self.threads,
         )
@@ -218,7 +216,8 @@ class _Server:
         return job
 
     def _read(self, body: bytes, kind: str) -> Tensor:
-        return read_pictures(body, kind, size=self.size, colour=self.colour, limits=self.limits)
+        size, colour = self._form
+        return read_pictures(body, kind, size=size, colour=colour, limits=self.limits)
 
     def check(self) -> None:
         """Whether one more image can be taken on: asked before anything of a request is read."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from calgp.gp import Model, Predictive, Sampling, evaluating, sample_cost, settled
 from calgp.gp.inference import MEMORY
 from calgp.runs.evaluation import Predictor, on_cpu
-from calgp.serve.decide import Decide, Decided
 from calgp.serve.limits import Limits
 
 LOOK = 8  # samples between two looks at whether the label is settled: fixed, so that company changes no answer
@@ -90,10 +89,9 @@ class Worker:
     A job that needs several turns takes them in alternation with new ones: nobody waits for the longest.
 
     Args:
-        predictor: the model and its calibrator.
+        predictor: the model, its calibrator and its decisions.
         cost: of its samples (`model_cost`).
         limits: `queue`, `batch` and `wait` are used here.
-        decide: what to decide about a predictive, if anything.
         observe: hears (images, samples, seconds) of every turn.
         threads: of torch, for this thread; None leaves them.
     """
@@ -104,11 +102,10 @@ class Worker:
         cost: tuple[int, bool],
         limits: Limits,
         *,
-        decide: Decide | None = None,
         observe: Callable[[int, int, float], None] = lambda images, samples, seconds: None,
         threads: int | None = None,
     ) -> None:
-        self._predictor, self._limits, self._decide, self._observe = predictor, limits, decide, observe
+        self._predictor, self._limits, self._observe = predictor, limits, observe
         self._model = predictor.model.eval()
         self._like = next(self._model.parameters())
         self._waiting: deque[Job] = deque()
@@ -225,10 +222,9 @@ class Worker:
         part = on_cpu(part)
         if self._predictor.calibrator is not None:
             part = part.calibrated(self._predictor.calibrator.apply(part.log_probs))
-        decided = Decided(None, None) if self._decide is None else self._decide(part, pictures)
-        none = [None] * len(sure)
-        sets = none if decided.sets is None else [row.nonzero().flatten().tolist() for row in decided.sets]
-        abstains = none if decided.abstains is None else decided.abstains.tolist()
+        decided, none = self._predictor.decided(part, pictures), [None] * len(sure)
+        sets = [row.nonzero().flatten().tolist() for row in decided["sets"]] if "sets" in decided else none
+        abstains = decided["abstained"].tolist() if "abstained" in decided else none
         columns = (
             part.labels, part.probs, part.spread, part.monte_carlo_error, part.entropy, part.expected_entropy,
             part.mutual_information,

@@ -13,7 +13,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from torch import Tensor
 
-from calgp.data.decode import picture_array
+from calgp.data.decode import Size, picture_array
+from calgp.data.images import Colour
 from calgp.serve.limits import Limits
 from calgp.serve.problems import Trouble
 from calgp.serve.schemas import Encoded, Grey, Pictures, Rgb
@@ -22,7 +23,7 @@ FORMATS = ("PNG", "JPEG", "WEBP")  # the only decoders that see what a request b
 RAW = {"image/png", "image/jpeg", "image/webp", "application/octet-stream"}
 
 
-def read_pictures(body: bytes, content_type: str, *, size: int, colour: Any, limits: Limits) -> Tensor:
+def read_pictures(body: bytes, content_type: str, *, size: Size, colour: Colour, limits: Limits) -> Tensor:
     """Pictures as uint8 [N, C, H, W]: upright, on white where transparent, stretched, as `calgp predict` has them."""
     return _decode(_raw(body, content_type, limits), size=size, colour=colour, limits=limits)
 
@@ -90,7 +91,7 @@ def _from_form(body: bytes, kind: str, most: int) -> list[bytes]:
     return [bytes(part) for part in parts]
 
 
-def _decode(raw: list[bytes | Grey | Rgb], *, size: int, colour: Any, limits: Limits) -> Tensor:
+def _decode(raw: list[bytes | Grey | Rgb], *, size: Size, colour: Colour, limits: Limits) -> Tensor:
     left = limits.pixels
     arrays = []
     for place, each in enumerate(raw):

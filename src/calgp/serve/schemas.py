@@ -163,7 +163,7 @@ class ModelTold(Closed):
     input: Form
     random: bool = Field(description="Whether samples differ; if not, one is drawn whatever is asked for.")
     calibrator: str | None
-    decisions: dict[str, Any] | None = Field(description="What the run was told to decide.")
+    decisions: dict[str, Any] | None = Field(description="decisions.json: thresholds, sets and what they promise.")
     evaluations: list[Evaluation] = Field(description="With the probabilities that are served, calibrated or not.")
     default_samples: int
     limits: LimitsTold

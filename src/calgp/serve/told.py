@@ -9,14 +9,14 @@ from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.report.gallery import by_entropy, data_uri
 from calgp.runs import RunFolder
-from calgp.runs.evaluation import test_images
+from calgp.runs.evaluation import Predictor, test_images
 from calgp.serve.limits import Limits
 from calgp.serve.schemas import Evaluation, Form, GalleryTold, LimitsTold, ModelTold, Shown
 
 SHOWN = 12
 
 
-def model_of(folder: RunFolder, limits: Limits, *, random: bool, samples: int) -> ModelTold:
+def model_of(folder: RunFolder, predictor: Predictor, limits: Limits, *, random: bool, samples: int) -> ModelTold:
     """The run's card, its evaluations and the limits."""
     card, task = folder.card(), folder.card().task
     calibration = folder.calibration()
@@ -31,7 +31,7 @@ def model_of(folder: RunFolder, limits: Limits, *, random: bool, samples: int) -
         input=Form(channels=task.channels, height=task.height, width=task.width),
         random=random,
         calibrator=calibrator,
-        decisions=None,
+        decisions=None if predictor.decisions is None else folder.decisions(),
         evaluations=[_evaluation(each) for each in folder.evaluations() if each.get("calibrator") == calibrator],
         default_samples=min(samples, limits.samples),
         limits=LimitsTold(**{name: getattr(limits, name) for name in LimitsTold.model_fields}),
