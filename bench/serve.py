@@ -1,6 +1,6 @@
 """Load on loopback: what micro-batching brings, how long answers take, what happens beyond capacity.
 
-`python -m bench.serve`, about four minutes; the numbers go to results/bench/serve.json. The clients are threads of this
+`python -m bench.serve`, about five minutes; the numbers go to results/bench/serve.json. The clients are threads of this
 process, the server is `calgp serve --demo` with one thread for the model. Rates are compared side by side, in turns.
 """
 
@@ -212,10 +212,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="where serve.json goes")
     options = parser.parse_args()
     before = Machine.now()
-    rounds, seconds = (1, 1.0) if options.quick else (6, 3.0)
+    rounds, seconds = (1, 1.0) if options.quick else (4, 2.5)
     found = {
         "batching": [batching(samples, rounds, seconds) for samples in ((1,) if options.quick else (1, 4, 50))],
-        "endurance": endurance(1, 500 if options.quick else 10_000, 2.0 if options.quick else 15.0),
+        "endurance": endurance(10, 300 if options.quick else 10_000, 2.0 if options.quick else 15.0),
         "machine": describe() | {"others": round(before.others(Machine.now()), 2)},
     }
     options.out.mkdir(parents=True, exist_ok=True)

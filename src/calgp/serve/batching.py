@@ -182,9 +182,14 @@ class Worker:
                 self._changed.wait_for(lambda: self._closing or self._room(self._waiting) <= 0, self._limits.wait)
             first = self._waiting.popleft()
             jobs, rest = [first], deque[Job]()
+            images, most = len(first), first.samples
             for job in self._waiting:
-                together = job.seed == first.seed and self._room([*jobs, job]) >= 0
-                (jobs if together else rest).append(job)
+                more, longest = images + len(job), max(most, job.samples)
+                if job.seed == first.seed and more <= min(self._limits.batch, self.fit // longest):
+                    images, most = more, longest
+                    jobs.append(job)
+                else:
+                    rest.append(job)
             self._waiting = rest
             return jobs
 
