@@ -116,8 +116,8 @@ def test_an_archive_without_its_files_leaves_nothing(host, monkeypatch, tmp_path
 def test_members_that_are_too_large_are_refused(host, monkeypatch, tmp_path):
     folder, url = host
     monkeypatch.setitem(PUBLISHED, "cifar100", archive(folder / "a.tar.gz", RIGHT))
-    monkeypatch.setattr("calgp.data.fetch._LARGEST_MEMBER", 4)
-    with pytest.raises(CalgpError, match="5 bytes, too many"):
+    monkeypatch.setattr("calgp.data.fetch._LARGEST_ARCHIVE", 4)
+    with pytest.raises(CalgpError, match="more than 4 bytes"):
         download("cifar100", tmp_path / "data", base_url=url)
     assert everything(tmp_path / "data") == []
 

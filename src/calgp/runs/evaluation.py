@@ -194,7 +194,9 @@ def picture_files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise CalgpError(f"{path} does not exist; give picture files, or folders of them.")
     found = sorted(
-        file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        file
+        for file in path.rglob("*")
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
     )
     if not found:
         raise CalgpError(f"{path} has no pictures ({', '.join(sorted(SUFFIXES))}).")

@@ -1,0 +1,213 @@
+"""Files of a run folder, read as if an enemy had made them: nothing is executed, no header decides how much memory is taken.
+
+What a file may cost is settled by its own size, before it is opened further: JSON by `LARGEST_JSON`, tensors by what
+lies on the disk, a model by the tensors that lie beside its description.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+from calgp.errors import CalgpError, brief
+from calgp.nets import Task
+from calgp.runs.run import Run
+
+LARGEST_JSON = 2**24  # bytes of a JSON file; parsed it takes up to 30 times as much
+LARGEST_LOG = 2**26  # bytes of log.jsonl, which is read line by line
+LARGEST_LINE = 2**16
+LARGEST_HEADER = 2**24  # bytes of names, shapes and JSON at the beginning of a file of tensors
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+ADVICE = "copy it again or train again"
+
+
+class Stored(NamedTuple):
+    """A tensor that a file holds, by its header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Header(NamedTuple):
+    """The beginning of a file of tensors: what it holds, and the JSON that was stored beside it."""
+
+    tensors: dict[str, Stored]
+    metadata: dict[str, Any]
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file (no device, no pipe); False where the question itself is refused."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, a folder that may not be entered, a NUL
+        return False
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """What goes wrong in reading a file, as one clear sentence."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, SafetensorError, CalgpError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise CalgpError(f"{path} cannot be read ({why[:300]}); {ADVICE}.") from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A regular file of at most `most` bytes."""
+    with open(path, "rb", opener=_without_waiting) as file:
+        _check_size(file.fileno(), most)
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; its texts can be written again (no half of a surrogate pair)."""
+    with damaged(path):
+        value = json.loads(read_bytes(path, LARGEST_JSON).decode("utf-8"))
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a log; what is no UTF-8 in it is replaced, and a line that is too long is left out."""
+    with damaged(path):
+        text = read_bytes(path, LARGEST_LOG).decode("utf-8", "replace")
+    return [line for line in text.split("\n") if len(line) <= LARGEST_LINE]
+
+
+def read_header(path: Path) -> Header:
+    """Names, types and shapes of the tensors in a file, checked against its size; no tensor is read."""
+    with damaged(path), open(path, "rb", opener=_without_waiting) as file:
+        size = _check_size(file.fileno(), 2**63)
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(LARGEST_HEADER, size - 8):
+            raise ValueError(f"its header claims {length} bytes of {size}")
+        header = json.loads(file.read(length).decode("utf-8"))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no table")
+        described = header.pop("__metadata__", {})
+        tensors = {name: _stored(name, entry) for name, entry in header.items()}
+        held = sum(math.prod(each.shape) * each.dtype.itemsize for each in tensors.values())
+        if held != size - 8 - length:
+            raise ValueError(f"its header describes {held} bytes of tensors, it holds {size - 8 - length}")
+        return Header(tensors, _metadata(described))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. They lie in the file itself until they are used."""
+    header = read_header(path)
+    with damaged(path):
+        tensors = load_file(path)
+        if {name: Stored(value.dtype, tuple(value.shape)) for name, value in tensors.items()} != header.tensors:
+            raise ValueError("its tensors are not those of its header")
+    return tensors
+
+
+def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = "") -> None:
+    """Refuse a file whose tensors are not those of the model that run.json describes, before that model takes memory.
+
+    `prefix` is what names of the model's tensors begin with in the file.
+    """
+    stored = {name.removeprefix(prefix): each for name, each in header.tensors.items() if name.startswith(prefix)}
+    described = model_shapes(run, task, most=4 * len(stored) + 100)
+    if strange := sorted(set(stored) ^ set(described)):
+        where = "which run.json does not describe" if strange[0] in stored else "which run.json describes, is not in it"
+        raise _unfit(path, f"{brief(strange[0])}, {where}")
+    for name, each in stored.items():
+        wanted = described[name]
+        if each.shape != wanted.shape:
+            raise _unfit(path, f"{brief(name)} has the shape {list(each.shape)}, expected {list(wanted.shape)}")
+        if each.dtype != wanted.dtype and not (each.dtype.is_floating_point and wanted.dtype.is_floating_point):
+            raise _unfit(path, f"{brief(name)} is of {each.dtype}, expected {wanted.dtype}")
+
+
+def model_shapes(run: Run, task: Task, *, most: int) -> dict[str, Stored]:
+    """What the model of a run would hold, without building it in memory; refused with more than `most` tensors."""
+    try:
+        with _counting(most), _Valueless(), torch.device("meta"):
+            state = run.method.build(task, run.backbone).state_dict()
+    except CalgpError:
+        raise
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise CalgpError(f"The model that run.json describes cannot be built ({reason}); train again.") from None
+    return {name: Stored(value.dtype, tuple(value.shape)) for name, value in state.items()}
+
+
+class _Valueless(TorchFunctionMode):
+    """On the meta device tensors have shapes and no values: what is asked about values (GPyTorch does) is denied."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return False if func in (Tensor.__bool__, torch.equal) else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _counting(most: int) -> Iterator[None]:
+    """Stops a network that never ends: each tensor that a module takes is counted."""
+    taken = 0
+
+    def count(module: torch.nn.Module, name: str, value: Tensor | None) -> None:
+        nonlocal taken
+        taken += 1
+        if taken > most:
+            raise CalgpError(f"run.json describes a model of more than {most} tensors, its file has far fewer.")
+
+    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe in the place of a file must not be waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_size(handle: int, most: int) -> int:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if found.st_size > most:
+        raise ValueError(f"it has {found.st_size} bytes; at most {most} are read")
+    return found.st_size
+
+
+def _stored(name: str, entry: Any) -> Stored:
+    """An entry of a header. Where its bytes lie is checked by safetensors."""
+    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"its header gives {brief(name)} the type {brief(dtype)}; known are {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+        raise ValueError(f"its header gives {brief(name)} the shape {brief(shape)}")
+    return Stored(DTYPES[dtype], tuple(shape))
+
+
+def _metadata(described: Any) -> dict[str, Any]:
+    text = described.get("calgp", "{}") if isinstance(described, dict) else None
+    found = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(found, dict):
+        raise ValueError("what is stored beside its tensors is no table")
+    return found
+
+
+def _unfit(path: Path, what: str) -> CalgpError:
+    return CalgpError(f"{path} does not fit the model that run.json describes: {what}.")
