@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from calgp.errors import printable
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
 from calgp.runs.folder import reporting, write_whole
@@ -144,7 +145,7 @@ def calibration_table(found: dict[str, Any]) -> Table:
     for name in METRICS:
         table.add_row(name.upper(), f"{found['before'][name]:.4f}", f"{found['after'][name]:.4f}")
     if found["warning"] is not None:
-        table.caption = escape(found["warning"])
+        table.caption = escape(printable(found["warning"]))
     return table
 
 
@@ -170,7 +171,9 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
         error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
         numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
-        table.add_row(escape(row["file"]), escape(row["label"]), *numbers, escape(second))
+        table.add_row(
+            *(escape(printable(cell)) for cell in (row["file"], row["label"])), *numbers, escape(printable(second))
+        )
     return table
 
 
@@ -185,7 +188,7 @@ def comparison_table(rows: list[Row]) -> Table:
         seeds = f"{len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
         setting = f"{row.backbone}, {row.train_images:,} {row.source}, {row.steps:,} steps, {seeds}"
         table.add_row(
-            f"[bold]{escape(row.method)}[/]\n{escape(setting)}",
+            f"[bold]{escape(printable(row.method))}[/]\n{escape(printable(setting))}",
             *("" if value is None else number(*value) for value in numbers),
         )
     return table

@@ -67,7 +67,7 @@ def test_size_and_colour_are_as_asked():
 
 
 def test_bombs_and_damage_are_refused_by_name(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # above it Pillow warns, above twice it refuses
+    monkeypatch.setattr("calgp.data.decode.MOST_PIXELS", 8)
     for width in (4, 40):
         with pytest.raises(CalgpError, match=r"it is not a readable picture.*decompression bomb"):
             read(Image.new("L", (width, 3)))

@@ -43,7 +43,9 @@ def open_source(text: str, *, size: int | None = None, colour: Colour | None = N
         try:
             path = Path(text.removeprefix("folder:")).expanduser()
         except RuntimeError as error:
-            raise CalgpError(f"The picture folder {brief(text)} cannot be found ({error}); give its full path.") from None
+            raise CalgpError(
+                f"The picture folder {brief(text)} cannot be found ({error}); give its full path."
+            ) from None
         return Folder(path, size=size, colour=colour)
     if text in SOURCES:
         return SOURCES[text]
@@ -149,7 +151,9 @@ def _images(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], paths: list[
     """Arrays out of files; the files' name goes with any complaint."""
     try:
         if y.shape != x.shape[:1]:  # before labels become eight times as large
-            raise CalgpError(f"there are pictures {list(x.shape)} and labels {list(y.shape)}; give one label a picture.")
+            raise CalgpError(
+                f"there are pictures {list(x.shape)} and labels {list(y.shape)}; give one label a picture."
+            )
         pictures = torch.from_numpy(x)
         return Images.of(pictures[:, None] if x.ndim == 3 else pictures, torch.from_numpy(y).long(), classes)
     except CalgpError as error:

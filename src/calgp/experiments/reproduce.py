@@ -24,6 +24,7 @@ from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, keep_freed_memory, to_json, train
 from calgp.runs.evaluation import test_images
 from calgp.runs.folder import reporting, write_whole
+from calgp.runs.reading import read_json
 
 from .rows import Cell, Row, evaluated_name, evaluation, row_of
 from .scales import count_of_test_images, seconds
@@ -174,7 +175,7 @@ def keep(folder: RunFolder, target: Path) -> None:
         for pattern in SMALL:
             for file in folder.path.glob(pattern):
                 shutil.copyfile(file, target / file.name)
-        described = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
+        described = read_json(folder.path / "run.json")
         described["environment"].pop("command", None)
         write_whole(target / "run.json", (json.dumps(described, indent=1) + "\n").encode())  # last: then it counts
 

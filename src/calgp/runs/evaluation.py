@@ -274,10 +274,9 @@ def _outside(
 
     Entropy is the calibrated one, mutual information that of the samples (`Predictive.calibrated`).
     """
-    name = folder.predictions_name(own, calibrator)
-    if not (folder.path / name).is_file():
+    inside = folder.predictions(own, calibrator)
+    if inside is None:
         return {"ood": None}
-    inside = folder.tensors(name)
     found = {}
     for name in ("entropy", "mutual_information"):
         intervals = metrics.bootstrap_ood(inside[name], columns[name], resamples=500, seed=seed)

@@ -23,9 +23,19 @@ from calgp.calibration import Calibrator
 from calgp.errors import CalgpError, brief
 from calgp.gp import Mixture, Model
 from calgp.nets import Task
-from calgp.runs.reading import check_model, is_file, read_header, read_json, read_lines, read_tensors
+from calgp.runs.reading import (
+    check_checkpoint,
+    check_columns,
+    check_model,
+    digest,
+    is_file,
+    read_header,
+    read_json,
+    read_lines,
+    read_tensors,
+)
 from calgp.runs.run import Run, from_json, to_json
-from calgp.runs.schema import CALIBRATION, CARD, INSIDE, OUTSIDE, RECORDS
+from calgp.runs.schema import CALIBRATION, CARD, INSIDE, OUTSIDE, RECORD, RECORDS
 
 FORMAT = 1  # of run.json; a run folder of another format is refused by name
 
@@ -130,8 +140,8 @@ class RunFolder:
             writer = data.get("environment") if isinstance(data, dict) else None
             writer = writer.get("calgp", "unknown") if isinstance(writer, dict) else "unknown"
             raise CalgpError(
-                f"{self.path / 'run.json'} has format {brief(version)}, written by calgp {str(writer)[:40]}; this calgp reads format "
-                f"{FORMAT}. Use the version that wrote it, or train again."
+                f"{self.path / 'run.json'} has format {brief(version)}, written by calgp {str(writer)[:40]}; this one "
+                f"reads format {FORMAT}. Use the version that wrote it, or train again."
             )
         try:
             CARD.check(data)
@@ -162,11 +172,9 @@ class RunFolder:
         card = self.card()
         if card.members:
             return self.mixture(card)
-        path = self.path / "model.safetensors"
-        check_model(card.run, card.task, read_header(path), path)
-        tensors = read_tensors(path)
+        tensors = self.tensors("model.safetensors")  # refuses what does not fit, before anything is built
         model = build(card.run, card.task)
-        load_state(model, tensors, path)
+        load_state(model, tensors, self.path / "model.safetensors")
         return model
 
     def mixture(self, card: Card) -> Mixture:
@@ -201,14 +209,29 @@ class RunFolder:
     def calibrator(self) -> Calibrator | None:
         """What all predictions of the run go through, if it is calibrated."""
         found = self.calibration()
-        return None if found is None else calibration.from_json({"calibrator": found["calibrator"]} | found["parameters"])
+        return (
+            None if found is None else calibration.from_json({"calibrator": found["calibrator"]} | found["parameters"])
+        )
 
     def write_calibration(self, found: dict[str, Any]) -> None:
         self._write_json("calibration.json", found)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a file of the folder."""
+        """The tensors of a file of the folder; of a model or a checkpoint, those that run.json describes."""
+        self.check_tensors(name)
         return read_tensors(self.path / name)
+
+    def check_tensors(self, name: str) -> None:
+        """Refuse a model or a checkpoint that is not of the run, by its header alone."""
+        check = {"model.safetensors": check_model, "checkpoint.safetensors": check_checkpoint}.get(name)
+        if check is not None:
+            card, path = self.card(), self.path / name
+            check(card.run, card.task, read_header(path), path)
+
+    def predictions(self, source: str, calibrator: str | None = None) -> dict[str, Tensor] | None:
+        """What was predicted of a source: a row an image in each column; None if that was not kept."""
+        path = self.path / self.predictions_name(source, calibrator)
+        return check_columns(read_tensors(path), self.card().task.classes, path) if is_file(path) else None
 
     def metadata(self, name: str) -> dict[str, Any]:
         """The JSON that was stored beside the tensors of a file."""
@@ -217,7 +240,7 @@ class RunFolder:
     def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
         """Store tensors, with JSON beside them."""
         tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        self._write(name, save(tensors, {"calgp": json.dumps(metadata or {})}))
+        self._write(name, save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": digest(tensors)}))
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
@@ -234,7 +257,7 @@ class RunFolder:
         for line in read_lines(path) if is_file(path) else []:
             try:
                 record = json.loads(line)
-                if RECORDS[record["kind"]].fits(record):
+                if RECORDS.get(record["kind"], RECORD).fits(record):
                     records[record["kind"], record["step"]] = record
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue

@@ -1,12 +1,14 @@
-"""Files of a run folder, read as if an enemy had made them: nothing is executed, no header decides how much memory is taken.
+"""Files of a run folder, read as if an enemy had made them: no header decides how much memory is taken.
 
 What a file may cost is settled by its own size, before it is opened further: JSON by `LARGEST_JSON`, tensors by what
 lies on the disk, a model by the tensors that lie beside its description.
 """
 
+import hashlib
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +19,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.overrides import TorchFunctionMode
 
 from calgp.errors import CalgpError, brief
+from calgp.gp import Model
 from calgp.nets import Task
 from calgp.runs.run import Run
+from calgp.runs.schema import CHECKPOINT
 
 LARGEST_JSON = 2**24  # bytes of a JSON file; parsed it takes up to 30 times as much
 LARGEST_LOG = 2**26  # bytes of log.jsonl, which is read line by line
@@ -32,6 +39,7 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+OPTIMISER = re.compile(r"optimiser\.([0-9]{1,6})\.(step|exp_avg|exp_avg_sq|momentum_buffer)")
 ADVICE = "copy it again or train again"
 
 
@@ -43,10 +51,11 @@ class Stored(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The beginning of a file of tensors: what it holds, and the JSON that was stored beside it."""
+    """The beginning of a file of tensors: what it holds, the JSON stored beside it, and its `digest`, if it is told."""
 
     tensors: dict[str, Stored]
     metadata: dict[str, Any]
+    digest: str | None
 
 
 def is_file(path: Path) -> bool:
@@ -107,7 +116,7 @@ def read_header(path: Path) -> Header:
         held = sum(math.prod(each.shape) * each.dtype.itemsize for each in tensors.values())
         if held != size - 8 - length:
             raise ValueError(f"its header describes {held} bytes of tensors, it holds {size - 8 - length}")
-        return Header(tensors, _metadata(described))
+        return Header(tensors, _metadata(described), described.get("sha256"))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -117,7 +126,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = load_file(path)
         if {name: Stored(value.dtype, tuple(value.shape)) for name, value in tensors.items()} != header.tensors:
             raise ValueError("its tensors are not those of its header")
+        if header.digest not in (None, digest(tensors)):
+            raise ValueError("its tensors are not those that were written: their checksum differs")
     return tensors
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of tensors and their names: a flipped bit in a weight would otherwise be a slightly other model."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = "") -> None:
@@ -126,7 +146,8 @@ def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = 
     `prefix` is what names of the model's tensors begin with in the file.
     """
     stored = {name.removeprefix(prefix): each for name, each in header.tensors.items() if name.startswith(prefix)}
-    described = model_shapes(run, task, most=4 * len(stored) + 100)
+    model = model_without_memory(run, task, most=4 * len(stored) + 100)
+    described = {name: Stored(value.dtype, tuple(value.shape)) for name, value in model.state_dict().items()}
     if strange := sorted(set(stored) ^ set(described)):
         where = "which run.json does not describe" if strange[0] in stored else "which run.json describes, is not in it"
         raise _unfit(path, f"{brief(strange[0])}, {where}")
@@ -138,17 +159,56 @@ def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = 
             raise _unfit(path, f"{brief(name)} is of {each.dtype}, expected {wanted.dtype}")
 
 
-def model_shapes(run: Run, task: Task, *, most: int) -> dict[str, Stored]:
-    """What the model of a run would hold, without building it in memory; refused with more than `most` tensors."""
+def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> None:
+    """Refuse a checkpoint that is not of the model of run.json and of an optimiser of that model."""
+    check_model(run, task, header, path, prefix="model.")
+    CHECKPOINT.check(header.metadata)
+    model = model_without_memory(run, task, most=4 * len(header.tensors) + 100)
+    shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
+    for name, each in header.tensors.items():
+        if name.startswith("model."):
+            continue
+        found = OPTIMISER.fullmatch(name)
+        if found is None or int(found[1]) >= len(shapes):
+            raise _unfit(path, f"{brief(name)} is no tensor of an optimiser of it")
+        wanted = () if found[2] == "step" else shapes[int(found[1])]
+        if each.shape != wanted or not each.dtype.is_floating_point:
+            raise _unfit(path, f"{brief(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
+
+
+def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[str, Tensor]:
+    """Predictions: a row an image in every column, labels among the classes, and no number that is not finite."""
+    kinds = {"label": torch.int64, "y": torch.int64, "rows": torch.int64}
+    floats = ("confidence", "entropy", "mutual_information")
+    with damaged(path):
+        if absent := sorted({*kinds, *floats} - set(tensors)):
+            raise ValueError(f"it lacks the column {absent[0]}")
+        n = len(tensors["label"]) if tensors["label"].ndim == 1 else 0
+        for name, values in tensors.items():
+            wide = name in ("log_probs", "spread")
+            if n < 1 or values.shape != ((n, classes) if wide else (n,)):
+                raise ValueError(f"{brief(name)} has the shape {list(values.shape)}, not a row for each of {n} images")
+            if name in kinds and values.dtype != kinds[name]:
+                raise ValueError(f"{brief(name)} is of {values.dtype}, expected {kinds[name]}")
+            if (wide or name in floats) and not values.is_floating_point():
+                raise ValueError(f"{brief(name)} is of {values.dtype}, expected numbers")
+        if any(not tensors[name].isfinite().all() for name in floats):
+            raise ValueError("it has numbers that are not finite")
+        if int(tensors["label"].min()) < 0 or int(tensors["label"].max()) >= classes or int(tensors["y"].min()) < 0:
+            raise ValueError(f"it has labels that are none of the {classes} classes")
+    return tensors
+
+
+def model_without_memory(run: Run, task: Task, *, most: int) -> Model:
+    """The model of a run on the meta device, where tensors have no content; refused beyond `most` tensors."""
     try:
         with _counting(most), _Valueless(), torch.device("meta"):
-            state = run.method.build(task, run.backbone).state_dict()
+            return run.method.build(task, run.backbone)
     except CalgpError:
         raise
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise CalgpError(f"The model that run.json describes cannot be built ({reason}); train again.") from None
-    return {name: Stored(value.dtype, tuple(value.shape)) for name, value in state.items()}
 
 
 class _Valueless(TorchFunctionMode):

@@ -69,6 +69,15 @@ class Intervals(TypedDict):
     brier: Interval
 
 
+def _both(found: dict[str, float]) -> dict[str, float]:
+    if missing := {"paper", "authors"} - set(found):
+        raise ValueError(f"{min(missing)} is missing")
+    return found
+
+
+Variants = Annotated[dict[Text, Real], AfterValidator(_both)]
+
+
 class Detected(TypedDict):
     value: Real
     interval: Interval
@@ -128,7 +137,7 @@ class Inside(_Evaluation):
     outside: Literal[False]
     scores: Scores
     intervals: Intervals
-    ece_variants: dict[Text, Real]
+    ece_variants: Variants
     reliability: Annotated[Reliability, AfterValidator(_bins), AfterValidator(_some_bin)]
 
 
@@ -138,6 +147,13 @@ class Outside(_Evaluation):
     outside: Literal[True]
     ood: Doubt | None
     inside: NotRequired[Text]
+
+
+class Record(TypedDict):
+    """A line of log.jsonl."""
+
+    kind: Text
+    step: Whole
 
 
 class TrainRecord(TypedDict):
@@ -158,6 +174,14 @@ class HoldoutRecord(TypedDict):
     step: Count
     mnll: Real
     err: Real
+
+
+class Checkpoint(TypedDict):
+    """What is stored beside the tensors of a checkpoint."""
+
+    step: Count
+    failed: NotRequired[Whole]
+    totals: NotRequired[Annotated[list[Real], Field(max_length=16)]]
 
 
 class TaskData(TypedDict):
@@ -221,4 +245,6 @@ CARD = Schema(CardData)
 INSIDE = Schema(Inside)
 OUTSIDE = Schema(Outside)
 CALIBRATION = Schema(Annotated[Calibration, AfterValidator(_usable)])
+CHECKPOINT = Schema(Checkpoint)
+RECORD = Schema(Record)
 RECORDS = {"train": Schema(TrainRecord), "holdout": Schema(HoldoutRecord)}
