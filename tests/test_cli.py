@@ -383,3 +383,20 @@ def test_an_ensemble_is_evaluated_calibrated_and_compared(run_cli):
     assert "../0, ../1" in Path("report.html").read_text()
     status, output = run_cli("train", *SMALL, "--out", "runs/both")
     assert status == 1 and "already holds a run" in output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 100_000, "method = []", "[method]\nname = []", "[method]\nkind = {}", "seed = 2026-11-16",
+        "[method]\nkind = 'CnnGp'\ndepth = 10000000", "steps = 1e300", "a = " + "1" * 5000, "\ufffd", "source = 3",
+    ],
+)  # fmt: skip
+def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
+    from calgp.cli import _options
+    from calgp.runs import from_json
+
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(CalgpError) as caught:
+        from_json(_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
+    assert len(str(caught.value)) < 600
