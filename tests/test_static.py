@@ -18,7 +18,7 @@ CALLS = {
     "yaml.load", "shutil.unpack_archive", "ssl._create_unverified_context",
 }  # fmt: skip
 METHODS = {"extractall", "extract", "load_module"}
-# report/svg.py rewrites figures that matplotlib has just drawn: texts from files are escaped in them, and there is no DTD
+# report/svg.py rewrites figures that matplotlib has just drawn: texts from files are escaped in them, there is no DTD
 ALLOWED = {("src/calgp/report/svg.py", "imports xml.etree")}
 
 

@@ -165,7 +165,7 @@ def _unpacked(published: Published, aside: Path) -> list[Path]:
 class _Bounded:
     """A stream that ends in an error after `most` bytes, whatever the headers in it ask for."""
 
-    def __init__(self, stream: IO[bytes], most: int) -> None:
+    def __init__(self, stream: gzip.GzipFile, most: int) -> None:
         self.stream, self.left = stream, most
 
     def read(self, size: int) -> bytes:
