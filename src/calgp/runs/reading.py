@@ -32,7 +32,7 @@ from calgp.runs.run import Run
 from calgp.runs.schema import CHECKPOINT
 
 LARGEST_JSON = 2**24  # bytes of a JSON file; parsed it takes up to 30 times as much
-LARGEST_LOG = 2**26  # bytes of log.jsonl, which is read line by line
+LARGEST_LOG = 2**25  # bytes of log.jsonl, which is read line by line
 LARGEST_LINE = 2**16
 LARGEST_HEADER = 2**24  # bytes of names, shapes and JSON at the beginning of a file of tensors
 DTYPES = {
@@ -89,8 +89,10 @@ def read_bytes(path: Path, most: int) -> bytes:
 def read_json(path: Path) -> Any:
     """The value in a JSON file; its texts can be written again (no half of a surrogate pair)."""
     with damaged(path):
-        value = json.loads(read_bytes(path, LARGEST_JSON).decode("utf-8"))
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        content = read_bytes(path, LARGEST_JSON)
+        value = json.loads(content.decode("utf-8"))
+        if b"\\u" in content:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
 
 
