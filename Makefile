@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test fuzz audit check format lint imports types doctest clean
+.PHONY: $(shell sed -nE 's/^([a-z]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,13 @@ demo: $(STAMP)  ## train CNN+GP(SORF) and a plain CNN on the embedded digits, co
 bench: $(STAMP)  ## measure calgp beside its alternatives (about six minutes; wants a quiet machine)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	@OMP_WAIT_POLICY=active $(BIN)/python -m bench --docs
+
+docs: $(STAMP)  ## build the documentation site into site/, with no warnings
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict
+
+kill: $(STAMP)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends
+	@$(BIN)/python tests/kills.py --kills 200 --operations 12 --command-lines 4
 
 test: $(STAMP)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules

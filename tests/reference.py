@@ -292,3 +292,27 @@ def gaussian_kl(mean, lower, prior):
     inverse = np.linalg.inv(prior)
     log_dets = np.linalg.slogdet(prior)[1] - 2 * np.log(abs(np.diag(lower))).sum()
     return 0.5 * (np.trace(inverse @ lower @ lower.T) + mean @ inverse @ mean - len(mean) + log_dets)
+
+
+# Decisions (calgp.decisions): loops over images and classes.
+
+
+def risk_coverage(doubt, wrong):
+    """The error among the k least doubtful, for every k; doubts must differ."""
+    order = sorted(range(len(doubt)), key=lambda i: doubt[i])
+    return [sum(wrong[i] for i in order[: k + 1]) / (k + 1) for k in range(len(order))]
+
+
+def lac_score(probs, label):
+    return 1 - probs[label]
+
+
+def aps_score(probs, label, u):
+    """The sum of what is more probable than the label, and u times its own; equal ones in the order of the classes."""
+    more = [p for k, p in enumerate(probs) if p > probs[label] or (p == probs[label] and k < label)]
+    return sum(more) + u * probs[label]
+
+
+def conformal_rank(n, numerator, denominator):
+    """⌈(n + 1) (numerator / denominator)⌉ in whole numbers."""
+    return -(-(n + 1) * numerator // denominator)

@@ -17,6 +17,7 @@ from calgp import cli
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.methods import METHODS
+from calgp.runs import RunFolder
 
 SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
 
@@ -65,9 +66,11 @@ def test_every_command_has_help_with_an_example(run_cli):
         "evaluate",
         "predict",
         "calibrate",
+        "decide",
         "ensemble",
         "compare",
         "report",
+        "verify",
         "methods",
         "sources",
         "demo",
@@ -103,6 +106,30 @@ def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("evaluate", "copy", "--json", "-S", "2")
     assert status == 0 and 0 <= json.loads(output)["scores"]["err"] <= 1
+
+
+def test_verify_agrees_or_exits_with_one(run_cli, cli_run, tmp_path):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    status, output = run_cli("verify", "copy", "--json")
+    assert status == 0
+    assert {check["what"]: check["state"] for check in json.loads(output)} == {
+        "training images": "same bits", "digits": "same bits", "letters": "same bits",
+    }  # fmt: skip
+    scores = json.loads((tmp_path / "copy" / "scores-digits.json").read_text())
+    scores["scores"]["err"] += 0.5
+    (tmp_path / "copy" / "scores-digits.json").write_text(json.dumps(scores))
+    status, output = run_cli("verify", "copy")
+    assert status == 1 and "copy does not agree" in output
+
+
+def test_resume_begins_again_where_there_is_no_checkpoint_yet(run_cli, cli_run, tmp_path):
+    """And with the precision that the run was begun with, whatever the command says nothing about."""
+    shutil.copytree(cli_run, tmp_path / "copy")
+    whole = (tmp_path / "copy" / "model.safetensors").read_bytes()
+    (tmp_path / "copy" / "model.safetensors").unlink()
+    status, output = run_cli("train", "--resume", "copy", "--checkpoint-seconds", "0.5")
+    assert status == 0, output
+    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == whole
 
 
 def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli_run, tmp_path):
@@ -191,6 +218,18 @@ def test_options_come_from_the_file_then_the_flags_then_set(run_cli):
     assert (run["method"]["depth"], run["method"]["width"], run["method"]["keep"]) == (2, 8, 0.75)
 
 
+def test_train_has_flags_for_images_of_ones_own(run_cli):
+    options = ["--class-weights", "1,2,1,1,1,1,1,1,1,0.5", "--augment", "flip,crop", "--crop", "2", "--normalise",
+               "standard", "--patience", "3", "--holdout", "0.2"]  # fmt: skip
+    status, output = run_cli("train", "--out", "run", *SMALL, *options)
+    assert status == 0, output
+    run = RunFolder("run").card().run
+    assert run.class_weights == (1, 2, 1, 1, 1, 1, 1, 1, 1, 0.5) and run.augment == ("crop", "flip") and run.crop == 2
+    assert run.normalise == "standard" and run.patience == 3
+    assert run_cli("train", "--class-weights", "even")[0] == 1
+    assert "input should be 'flip' or 'crop'" in run_cli("train", "--augment", "rotate")[1]
+
+
 def test_a_default_run_folder_never_overwrites(run_cli):
     for _ in range(2):
         assert run_cli("train", *SMALL, "--method", "cnn")[0] == 0
@@ -238,6 +277,8 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["train", "--precision", "7", "--steps", "1"], "precision '7'"),
         (["train", "--threads", "0", "--steps", "1"], "threads=0"),
         (["train", "--resume", "nowhere"], "no run folder"),
+        (["train", "--checkpoint-seconds", "-1"], "checkpoint_seconds=-1"),
+        (["verify", "nowhere"], "no run folder"),
         (["evaluate", "nowhere"], "no run folder"),
         (["evaluate", "shipped", "-S", "0"], "samples=0"),
         (["evaluate", "shipped", "--source", "folder:nowhere"], "nowhere"),
@@ -246,6 +287,16 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["calibrate", "shipped"], r"no held-out images.*--holdout 0\.1"),
         (["calibrate", "shipped", "--calibrator", "magic"], "temperature, vector, platt, isotonic"),
         (["calibrate", "shipped", "-S", "0"], "samples=0"),
+        (["calibrate", "shipped", "--share", "2"], "share=2"),
+        (["decide", "nowhere", "--error", "0.1"], "no run folder"),
+        (["decide", "shipped"], "Nothing was asked for"),
+        (["decide", "shipped", "--error", "0.1"], r"no held-out images.*--holdout 0\.1"),
+        (["decide", "shipped", "--error", "nan"], "error=nan"),
+        (["decide", "shipped", "--error", "0.1", "--confidence", "1"], "confidence=1"),
+        (["decide", "shipped", "--error", "0.1", "--score", "luck"], "confidence, entropy, mutual-information"),
+        (["decide", "shipped", "--coverage", "90"], "coverage=90"),
+        (["decide", "shipped", "--coverage", "0.9", "--sets", "raps"], "lac, aps, aps-plain"),
+        (["decide", "shipped", "--coverage", "0.9", "-S", "0"], "samples=0"),
         (["train", "--method", "cnn-cal", "--holdout", "0"], r"--holdout 0\.1"),
         (["train", "--set", "split_seed=-1"], "split_seed=-1"),
         (["ensemble", "nowhere", "shipped", "--out", "both"], "no run folder"),
@@ -357,6 +408,50 @@ def test_predict_is_calibrated_unless_told_otherwise(run_cli, copied):
     assert calibrated["probabilities"] != plain["probabilities"]
     assert calibrated["mutual_information"] == plain["mutual_information"]
     assert sum(calibrated["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_decide_evaluate_predict_report(run_cli, copied):
+    status, output = run_cli("decide", "copy", "-S", "4", "--error", "0.01", "--coverage", "0.8")
+    told = " ".join(output.split())
+    assert status == 0 and "fitted on 20 held-out images with 4 samples" in told
+    assert "never" in told and "needs at least 299 held-out images" in told and "aps threshold" in told
+    status, output = run_cli(
+        "decide", "copy", "-S", "4", "--error", "0.9", "--empirical", "--coverage", "0.8", "--json"
+    )
+    made = json.loads(output)
+    assert status == 0 and made == json.loads((copied / "decisions.json").read_text())
+    assert made["selection"]["confidence"] is None and made["sets"]["kind"] == "aps" and not made["sets"]["empty"]
+    summary = json.loads(run_cli("evaluate", "copy", "-S", "4", "--json")[1])
+    output = run_cli("evaluate", "copy", "-S", "4")[1]
+    for number in (summary["decisions"]["sets"]["covered"], summary["decisions"]["selection"]["share"]):
+        assert f"{number:.4f}" in output
+    assert "AURC by confidence" in output and "target 0.8" in output and "target 0.9" in output
+    assert "mean size of the sets" in run_cli("evaluate", "copy", "-S", "4", "--source", "letters")[1]
+    Image.fromarray(load("digits", "test").x[0, 0].numpy()).save("digit.png")
+    (row,) = json.loads(run_cli("predict", "copy", "digit.png", "-S", "4", "--json", "--csv", "out.csv")[1])
+    assert row["abstains"] in (True, False) and set(row["set"]) <= set(row["probabilities"]) and row["set"]
+    assert first_row("out.csv")["set"] == "; ".join(row["set"])
+    output = run_cli("predict", "copy", "digit.png", "-S", "4")[1]
+    assert "abstains" in output and "; ".join(row["set"]) in output
+    assert run_cli("report", "copy", "--out", "report.html")[0] == 0
+    assert "calgp decide copy --error 0.9 --empirical" in Path("report.html").read_text()
+
+
+def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied):
+    assert run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")[0] == 0
+
+    def told(*arguments: str) -> str:
+        result = CliRunner().invoke(cli.app, ["evaluate", "copy", *arguments, "--json"])
+        return " ".join(result.stderr.split())
+
+    assert "Note" not in told("-S", "4")
+    assert "is for 4 samples; with 2 its promises need not hold" in told("-S", "2")
+    assert run_cli("calibrate", "copy", "-S", "4", "--share", "0.5")[0] == 0
+    assert "is of other probabilities than these and was not used" in told("-S", "4")
+    assert "Note" not in told("-S", "4", "--uncalibrated")
+    status, output = run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")
+    assert status == 0 and "calibrated (temperature)" in output and "fitted on 10 held-out" in " ".join(output.split())
+    assert "Note" not in told("-S", "4")
 
 
 def test_cnn_cal_is_calibrated_by_its_training(run_cli):

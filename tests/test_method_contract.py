@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from calgp.gp import Bound, Noise, predict
+from calgp.errors import CalgpError
+from calgp.gp import Bound, Noise, NumericalError, predict
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
 
@@ -139,6 +140,44 @@ def test_it_works_without_keys_in_anybodys_loop(name):
     model, (x, y) = build(name), blobs(6)
     sum(Bound(model, n=6)(x, y)).backward()
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+EXTREMES = {
+    "all black": torch.zeros,
+    "all white": torch.ones,
+    "constant": lambda *shape: torch.full(shape, 0.5),
+    "tiny": lambda *shape: torch.full(shape, 1e-40),
+    "negative": lambda *shape: torch.full(shape, -3.0),
+    "large": lambda *shape: torch.full(shape, 1e6),
+    "huge": lambda *shape: torch.full(shape, 1e38),
+}
+
+
+@every_method
+@pytest.mark.parametrize("backbone", [LENET, RESNET], ids=["lenet", "resnet"])
+def test_extreme_images_get_finite_probabilities_or_a_refusal(name, backbone):
+    """None of them silently: only what overflows on its way, far beyond any pixel, may be refused."""
+    task = TOY if backbone is RESNET else Task(1, 28, 28, 3)
+    model = build(name, task, backbone)
+    for kind, make in EXTREMES.items():
+        x = make(2, task.channels, task.height, task.width)
+        try:
+            result = predict(model, x, samples=3)
+        except NumericalError as error:
+            assert kind in ("large", "huge") and "no numbers; the pixels" in str(error)
+            continue
+        torch.testing.assert_close(result.probs.sum(-1), torch.ones(2), rtol=0, atol=1e-5, msg=kind)
+        for column in ("probs", "entropy", "expected_entropy", "variance", "mutual_information"):
+            assert getattr(result, column).isfinite().all(), (kind, column)
+
+
+@every_method
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_pixels_that_are_no_numbers_are_refused_by_row(name, value):
+    x = images(3)
+    x[1, 0, 2, 2] = value
+    with pytest.raises(CalgpError, match="image of row 7 has pixels that are no finite numbers"):
+        predict(build(name), [(x, torch.tensor([5, 7, 9]))], samples=2)
 
 
 @every_method

@@ -18,8 +18,9 @@ CALLS = {
     "yaml.load", "shutil.unpack_archive", "ssl._create_unverified_context",
 }  # fmt: skip
 METHODS = {"extractall", "extract", "load_module"}
+# the example keeps an estimator as scikit-learn's users do, and opens no file but its own
 # report/svg.py rewrites figures that matplotlib has just drawn: texts from files are escaped in them, there is no DTD
-ALLOWED = {("src/calgp/report/svg.py", "imports xml.etree")}
+ALLOWED = {("examples/05_scikit_learn.py", "imports joblib"), ("src/calgp/report/svg.py", "imports xml.etree")}
 
 
 def dotted(node: ast.expr) -> str:

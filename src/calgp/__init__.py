@@ -11,6 +11,7 @@ from calgp._version import __version__ as __version__
 if TYPE_CHECKING:
     from calgp.data import Images, from_dataset, load
     from calgp.errors import CalgpError
+    from calgp.estimator import ConvGPClassifier
     from calgp.gp import Bound, DeepGP, Masking, Mixture, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
     from calgp.methods import METHODS
     from calgp.nets import BACKBONES
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
         TrainingData,
         calibrate,
         compare,
+        decide,
         ensemble,
         evaluate,
         shipped_run,
         train,
+        verify,
     )
 
 _ROOMS = {
     "calgp.data": ("Images", "from_dataset", "load"),
     "calgp.errors": ("CalgpError",),
+    "calgp.estimator": ("ConvGPClassifier",),
     "calgp.gp": (
         "Bound", "DeepGP", "Masking", "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
     ),
@@ -37,14 +41,16 @@ _ROOMS = {
     "calgp.nets": ("BACKBONES",),
     "calgp.report": ("write_report",),
     "calgp.runs": (
-        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "ensemble", "evaluate", "shipped_run", "train",
+        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "decide", "ensemble", "evaluate", "shipped_run",
+        "train", "verify",
     ),
 }  # fmt: skip
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "DeepGP", "Images", "Masking", "Mixture", "Model", "Noise",
-    "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate", "compare", "ensemble",
-    "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "write_report",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "ConvGPClassifier", "DeepGP", "Images", "Masking", "Mixture",
+    "Model", "Noise", "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Theta", "TrainingData", "calibrate",
+    "compare", "decide", "ensemble", "evaluate", "from_dataset", "load", "predict", "shipped_run", "train", "verify",
+    "write_report",
 ]  # fmt: skip
 
 

@@ -72,6 +72,19 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr", help="Of Adam.")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many epochs without a better hold-out; keep the best.")
+    ] = None,
+    class_weights: Annotated[
+        str | None, typer.Option(help="balanced, or a number a class in their order: 1,2,0.5.")
+    ] = None,
+    augment: Annotated[str | None, typer.Option(help="Change training images: flip, crop or flip,crop.")] = None,
+    crop: Annotated[
+        int | None, typer.Option(help="How many pixels the crop may move an image; 4 unless given.")
+    ] = None,
+    normalise: Annotated[
+        str | None, typer.Option(help="none, or standard: by mean and deviation of each channel, kept in the model.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is random.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any option: method.depth=3, backbone.n=2, kl_weight=0.5 …")
@@ -80,10 +93,15 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.")] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …")] = "32-true",
+    precision: Annotated[
+        str | None, typer.Option(help="32-true (unless given), bf16-mixed, 16-mixed, 64-true …")
+    ] = None,
     threads: ThreadsOption = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
+
+    So it does after a crash, from the last checkpoint: the result is the same to the bit (docs/reliability.md).
 
     Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
     """
@@ -92,19 +110,28 @@ def train(
     given = {
         "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
         "size": size, "colour": colour, "epochs": epochs, "steps": steps, "batch_size": batch_size,
-        "learning_rate": learning_rate, "schedule": schedule, "seed": seed,
+        "learning_rate": learning_rate, "schedule": schedule, "seed": seed, "patience": patience, "crop": crop,
+        "class_weights": class_weights and _weights(class_weights), "augment": augment and augment.split(","),
+        "normalise": normalise,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
     if resume is not None:
         runs.RunFolder(resume).check_tensors("checkpoint.safetensors")
-    run = runs.RunFolder(resume).card().run if resume else runs.from_json(_options(config, given, set_ or []))
+    card = runs.RunFolder(resume).card() if resume else None
+    run = card.run if card else runs.from_json(_options(config, given, set_ or []))
+    begun_in = card.environment.get("precision", "32-true") if card else "32-true"
+    if not 0 <= checkpoint_seconds < float("inf"):
+        raise CalgpError(f"checkpoint_seconds={checkpoint_seconds} cannot be; it is a number of seconds, such as 60.")
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
-    fabric = _fabric(device, precision, threads)
+    fabric = _fabric(device, precision or begun_in, threads)
     images = runs.TrainingData.of(run, data)
     with show.training_bar(f"Training {run.label} on {run.source}") as watch:
-        runs.train(run, target, fabric, data=images, resume=resume is not None, watch=watch)
+        runs.train(
+            run, target, fabric, data=images, resume=resume is not None, checkpoint_seconds=checkpoint_seconds,
+            watch=watch,
+        )  # fmt: skip
     out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
 
 
@@ -129,7 +156,8 @@ def evaluate(
     """Score a run on test images: its own, or those of another set. Other classes than its own count as outside.
 
     A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
-    was trained. The results of both stand side by side in the folder, in reports and in comparisons.
+    was trained. The results of both stand side by side in the folder, in reports and in comparisons. A run with
+    decisions (see `calgp decide`) is also told how well they keep their promises.
 
     --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1
     to 5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the
@@ -153,6 +181,7 @@ def evaluate(
                 folder, fabric, source=source, directory=data, samples=samples, seed=seed, convert=convert,
                 calibrated=not uncalibrated, corruption=corruption, watch=advance,
             ).summary)  # fmt: skip
+    _warn_of_decisions(folder, samples, uncalibrated)
     if as_json:
         return print(json.dumps(found if len(found) > 1 else found[0]))
     out.print(show.evaluation_table(found[0]) if len(found) == 1 else show.shift_table(found))
@@ -173,7 +202,8 @@ def predict(
     """Say what pictures show, and how sure that is.
 
     Of a calibrated run, probabilities and entropy are calibrated; mutual information and the ± of a probability compare
-    samples, and stay those of the average before calibration.
+    samples, and stay those of the average before calibration. Of a run with decisions (see `calgp decide`), it is also
+    told whether it abstains, and the set of classes that holds the true one as often as was promised.
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
@@ -182,10 +212,11 @@ def predict(
     _check_sampling(samples, seed)
     folder = _folder(run)
     fabric = _fabric(device, "32-true", threads)
-    names, predicted = runs.predict_files(
+    names, predicted, decided = runs.decide_files(
         folder, images, fabric, samples=samples, seed=seed, calibrated=not uncalibrated
     )
-    rows = show.prediction_rows(names, predicted, folder.card().classes)
+    _warn_of_decisions(folder, samples, uncalibrated)
+    rows = show.prediction_rows(names, predicted, folder.card().classes, decided)
     if csv is not None:
         show.write_csv(csv, rows)
     if as_json:
@@ -197,8 +228,11 @@ def predict(
 def calibrate(
     run: RunArgument,
     calibrator: Annotated[str, typer.Option(help="temperature, vector, platt or isotonic.")] = "temperature",
+    share: Annotated[
+        float, typer.Option(help="Part of the hold-out to use; 0.5 leaves half for `calgp decide`.")
+    ] = 1.0,
     samples: SamplesOption = 50,
-    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the masks, and of which images --share takes.")] = 0,
     data: DataOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
@@ -217,10 +251,64 @@ def calibrate(
     _check_sampling(samples, seed)
     folder = _writable(_folder(run))
     fabric = _fabric(device, "32-true", threads)
-    found = runs.calibrate(folder, fabric, calibrator=calibrator, directory=data, samples=samples, seed=seed)
+    found = runs.calibrate(
+        folder, fabric, calibrator=calibrator, share=share, directory=data, samples=samples, seed=seed
+    )
     if as_json:
         return print(json.dumps(found))
     out.print(show.calibration_table(found))
+    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+
+
+@app.command()
+def decide(
+    run: RunArgument,
+    error: Annotated[
+        float | None, typer.Option(help="Answer only where no more than this share is wrong: 0.01.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="That --error holds on new images.")] = 0.95,
+    empirical: Annotated[bool, typer.Option("--empirical", help="--error on the hold-out itself: no promise.")] = False,
+    score: Annotated[
+        str, typer.Option(help="What doubt is: confidence, entropy or mutual-information.")
+    ] = "confidence",
+    coverage: Annotated[float | None, typer.Option(help="Sets that hold the true class this often: 0.9.")] = None,
+    sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
+    by_class: Annotated[bool, typer.Option("--by-class", help="--coverage for each class by itself.")] = False,
+    empty: Annotated[
+        bool, typer.Option("--empty", help="Leave empty sets empty; else they get the top class.")
+    ] = False,
+    uncalibrated: UncalibratedOption = False,
+    samples: SamplesOption = 50,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide when a run answers, and which classes it keeps, on the images that it held out (--holdout 0.1).
+
+    --error finds a threshold of doubt, beyond which the run abstains: what it answers is wrong no more often than this,
+    with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as this.
+    Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
+    `report` use them from then on.
+
+    A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.
+
+    Example: calgp decide runs/mnist --error 0.005 --coverage 0.99 && calgp evaluate runs/mnist
+    """
+    from calgp import runs, show
+
+    _check_sampling(samples, seed)
+    folder = _writable(_folder(run))
+    fabric = _fabric(device, "32-true", threads)
+    found = runs.decide(
+        folder, fabric, error=error, confidence=None if empirical else confidence, score=score, coverage=coverage,
+        sets=sets, by_class=by_class, empty=empty, calibrated=not uncalibrated, directory=data, samples=samples,
+        seed=seed,
+    )  # fmt: skip
+    if as_json:
+        return print(json.dumps(found))
+    out.print(show.decisions_table(found, folder.card().classes))
     out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
 
 
@@ -241,6 +329,38 @@ def ensemble(
 
     card = runs.ensemble([_folder(name) for name in run], target := runs.RunFolder(folder))
     out.print(f"Made {card.label} in {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+
+
+@app.command()
+def verify(
+    run: RunArgument,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; those of the evaluations unless given.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a run once more and compare with what its folder holds; status 1 if they disagree. Writes nothing.
+
+    The same versions, threads and processor must give the same bits; others must agree within a stated tolerance
+    (docs/reliability.md). The training images are compared by their checksum. What is not here is not checked.
+
+    Example: calgp verify shipped
+    """
+    import dataclasses
+
+    from calgp import runs, show
+
+    folder = _folder(run)
+    places = [*(found.get("environment", {}) for found in folder.evaluations()), folder.card().environment]
+    fabric = _fabric(device, "32-true", threads or next((p["threads"] for p in places if "threads" in p), None))
+    with show.steps_shown() as watch:
+        checks = runs.verify(folder, fabric, directory=data, watch=watch)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(check) for check in checks]))
+    else:
+        out.print(show.verification_table(checks))
+    if any(check.state == "differs" for check in checks):
+        raise CalgpError(f"{folder.path} does not agree with what was found now.")
 
 
 @app.command()
@@ -454,9 +574,8 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     import warnings
 
     import torch
-    from lightning_fabric import Fabric
 
-    from calgp.runs import keep_freed_memory
+    from calgp.runs import keep_freed_memory, open_device
 
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
@@ -464,13 +583,7 @@ def _fabric(device: str, precision: str, threads: int | None) -> Any:
     if threads is not None:
         _positive("threads", threads)
         torch.set_num_threads(threads)
-    accelerator, _, index = device.partition(":")
-    try:
-        fabric = Fabric(accelerator=accelerator, devices=[int(index)] if index else 1, precision=precision)  # type: ignore[arg-type]
-        fabric.launch()
-    except Exception as error:  # Fabric's own refusals: no such accelerator, no such precision
-        raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
-    return fabric
+    return open_device(device, precision)
 
 
 def _options(config: Path | None, given: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -489,6 +602,11 @@ def _options(config: Path | None, given: dict[str, Any], settings: list[str]) ->
             place = place[name]
         place[last] = _value(text)
     return options
+
+
+def _weights(text: str) -> Any:
+    """A list where there are commas, else what it is: balanced."""
+    return [_value(part) for part in text.split(",")] if "," in text else text
 
 
 def _value(text: str) -> Any:
@@ -522,17 +640,36 @@ def _folder(name: str) -> Any:
 
 
 def _writable(folder: Any) -> Any:
-    """The shipped run is part of the package: what is made of it goes into a copy in this directory."""
+    """The shipped run is part of the package: what is made of it goes into a copy in this directory, whole or not."""
     import shutil
+    import tempfile
 
     from calgp import runs
+    from calgp.runs.writing import reporting
 
     if folder.path != runs.shipped_run().path:
         return folder
     copy = runs.RunFolder(Path("runs") / "shipped")
-    if not copy.path.exists():
-        shutil.copytree(folder.path, copy.path)
+    with reporting(copy.path):
+        copy.path.parent.mkdir(exist_ok=True)
+        if not copy.path.exists():
+            with tempfile.TemporaryDirectory(dir=copy.path.parent, prefix=".") as aside:
+                Path(shutil.copytree(folder.path, Path(aside) / "shipped")).rename(copy.path)
     return copy
+
+
+def _warn_of_decisions(folder: Any, samples: int, uncalibrated: bool) -> None:
+    """Decisions that are not used, or whose promises are for other numbers than those shown."""
+    made = folder.decisions()
+    if made is None:
+        return
+    told = ""
+    if made["calibration"] != folder.probabilities(calibrated=not uncalibrated):
+        told = "is of other probabilities than these and was not used"
+    elif made["samples"] != samples:
+        told = f"is for {made['samples']} samples; with {samples} its promises need not hold"
+    if told:
+        err.print(f"Note: {folder.path / 'decisions.json'} {told}. `calgp decide` makes it anew.", soft_wrap=True)
 
 
 def _run_folders(path: Path) -> list[Any]:

@@ -11,14 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
+from torch import Tensor
 
 from calgp.errors import printable
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
-from calgp.runs.folder import reporting, write_whole
 from calgp.runs.training import Step
+from calgp.runs.verification import Check
+from calgp.runs.writing import reporting, write_whole
 
 if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.experiments import Experiment, Job
@@ -41,6 +51,11 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
         smoothed: list[float] = []
 
         def watch(step: Step) -> None:
+            if step.skipped is not None:
+                PROGRESS.print(
+                    f"Step {step.step} was skipped: {escape(step.skipped)}.", highlight=False, soft_wrap=True
+                )
+                return bar.update(task, completed=step.step, total=step.steps)
             if step.step % 10 and step.step != step.steps:
                 return bar.update(task, completed=step.step, total=step.steps)
             smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
@@ -56,6 +71,14 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
         task = bar.add_task(title, total=None)
         yield lambda more, total: bar.update(task, advance=more, total=total)
+
+
+@contextmanager
+def steps_shown() -> Iterator[Callable[[str], None]]:
+    """What is being done now, by name."""
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=PROGRESS, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda what: bar.update(task, description=escape(what))
 
 
 @contextmanager
@@ -109,8 +132,14 @@ def evaluation_table(summary: dict[str, Any]) -> Table:
             interval = "" if low is None else f"{low:.4f} … {high:.4f}"
             if name != "n":
                 table.add_row(name.upper() if name in SHORT else f"mean {name}", f"{value:.4f}", interval)
+        for name, found in summary["selective"].items():
+            table.add_row(f"AURC by {name.replace('-', ' ')}", f"{found['aurc']:.3g}", "")
+        for row in _promise_rows(summary["decisions"]):
+            table.add_row(*row)
         return table
     table.add_row("mean entropy", f"{summary['mean_entropy']:.4f}", "")
+    for row in _promise_rows(summary["decisions"]):
+        table.add_row(*row)
     for name, found in (summary["ood"] or {}).items():
         for key, number in found.items():
             low, high = number["interval"]
@@ -149,8 +178,82 @@ def calibration_table(found: dict[str, Any]) -> Table:
     return table
 
 
-def prediction_rows(names: list[str], predicted: Predictive, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What is told of each picture, as plain data."""
+def _promise_rows(decisions: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
+    """What decisions did on the images, beside what they promised."""
+    if decisions is None:
+        return
+    made = decisions["made"]
+    if (found := decisions["selection"]) is not None:
+        yield "answered", f"{found['share']:.4f}", ""
+        if found.get("error") is not None:
+            low, high = found["interval"]
+            target = f"error where answered (target {made['selection']['error']:g})"
+            yield target, f"{found['error']:.4f}", f"{low:.4f} … {high:.4f}"
+    if (found := decisions["sets"]) is not None:
+        if "covered" in found:
+            low, high = found["interval"]
+            target = f"coverage of the sets (target {made['sets']['coverage']:g})"
+            yield target, f"{found['covered']:.4f}", f"{low:.4f} … {high:.4f}"
+        yield "mean size of the sets", f"{found['mean_size']:.4f}", ""
+
+
+def decisions_table(found: dict[str, Any], classes: tuple[str, ...]) -> Table:
+    """What was decided on the hold-out."""
+    title = f"Decisions, fitted on {found['n']:,} held-out images with {found['samples']} samples"
+    if found["calibration"] is not None:
+        title += f", calibrated ({found['calibration']['calibrator']})"
+    table = Table("", "", title=title, title_justify="left")
+    if (selection := found["selection"]) is not None:
+        sure = selection["confidence"]
+        table.add_row("error where it answers", f"at most {selection['error']:g}, {_certainty(sure)}")
+        table.add_row("it answers", _rule(selection))
+        if selection["answered"]:
+            table.add_row(
+                "on the hold-out",
+                f"{selection['answered']:,} of {selection['n']:,} answered, {selection['wrong']:,} wrong",
+            )
+    if (sets := found["sets"]) is not None:
+        promise = "at least {:g} {}".format(sets["coverage"], "of each class" if sets["by_class"] else "of all images")
+        table.add_row("sets hold the true class of", promise)
+        names = classes if sets["by_class"] else ("all classes",)
+        bounds = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, sets["thresholds"], strict=True))
+        table.add_row(f"{sets['kind']} threshold", escape(bounds))
+        table.add_row("empty sets", "stay empty" if sets["empty"] else "get the most probable class")
+    if found["warning"] is not None:
+        table.caption = escape(found["warning"])
+    return table
+
+
+def _certainty(confidence: float | None) -> str:
+    return "on the hold-out alone (no promise)" if confidence is None else f"with confidence {confidence:g}"
+
+
+def _rule(selection: dict[str, Any]) -> str:
+    threshold = selection["threshold"]
+    if threshold is None:
+        return "always"
+    if not selection["answered"]:
+        return "never"
+    if selection["score"] == "confidence":
+        return f"where confidence > {1 - threshold:.6g}"
+    return f"where {selection['score'].replace('-', ' ')} < {threshold:.6g}"
+
+
+def prediction_rows(
+    names: list[str], predicted: Predictive, classes: tuple[str, ...], decided: dict[str, Tensor] | None = None
+) -> list[dict[str, Any]]:
+    """What is told of each picture, as plain data; with `abstains` and `set`, where the run has decisions."""
+    rows = _prediction_rows(names, predicted, classes)
+    for name, column in (decided or {}).items():
+        for row, value in zip(rows, column.tolist(), strict=True):
+            if name == "abstained":
+                row["abstains"] = value
+            else:
+                row["set"] = [label for label, inside in zip(classes, value, strict=True) if inside]
+    return rows
+
+
+def _prediction_rows(names: list[str], predicted: Predictive, classes: tuple[str, ...]) -> list[dict[str, Any]]:
     columns = zip(
         names, predicted.labels.tolist(), predicted.probs.tolist(), predicted.entropy.tolist(),
         predicted.mutual_information.tolist(), predicted.monte_carlo_error.amax(-1).tolist(), strict=True,
@@ -165,14 +268,22 @@ def prediction_rows(names: list[str], predicted: Predictive, classes: tuple[str,
 
 def prediction_table(rows: list[dict[str, Any]]) -> Table:
     """One line a picture."""
-    table = Table("file", "label", "probability", "entropy", "mutual information", "next best")
+    more = [name for name in ("abstains", "set") if rows and name in rows[0]]
+    table = Table("file", "label", "probability", "entropy", "mutual information", "next best", *more)
     for row in rows:
         ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
         error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
         numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+        told = {
+            "abstains": "yes" if row.get("abstains") else "no",
+            "set": escape(printable("; ".join(row.get("set", [])) or "none")),
+        }
         table.add_row(
-            *(escape(printable(cell)) for cell in (row["file"], row["label"])), *numbers, escape(printable(second))
+            *(escape(printable(cell)) for cell in (row["file"], row["label"])),
+            *numbers,
+            escape(printable(second)),
+            *(told[name] for name in more),
         )
     return table
 
@@ -208,10 +319,19 @@ def flat_row(row: Row) -> dict[str, Any]:
     return flat
 
 
+def verification_table(checks: Iterable[Check]) -> Table:
+    """What was verified, a line each."""
+    table = Table("what", "state", Column("Δ probability", justify="right"), Column("Δ score", justify="right"), "")
+    for check in checks:
+        differences = ("" if value is None else f"{value:.1g}" for value in (check.probability, check.score))
+        table.add_row(escape(check.what), check.state, *differences, escape(check.told))
+    return table
+
+
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Rows of plain data; probabilities become one column a class."""
+    """Rows of plain data; probabilities become one column a class, the classes of a set one text."""
     flat = [
-        {key: value for key, value in row.items() if not isinstance(value, dict)}
+        {key: "; ".join(value) if key == "set" else value for key, value in row.items() if not isinstance(value, dict)}
         | {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
         for row in rows
     ]

@@ -11,7 +11,7 @@ from calgp.experiments import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
 from calgp.experiments.page import published_for, train_command
 from calgp.experiments.reproduce import key
 from calgp.experiments.rows import PAPER, Row
-from calgp.experiments.scales import ALL, CIFAR100_DEEP, MNIST, RF, faithful
+from calgp.experiments.scales import ALL, CGP, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP, MNIST, RF, faithful
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, ResNet
 from calgp.runs import Run, from_json, to_json
@@ -99,6 +99,18 @@ def test_laptop_has_three_seeds_outside_and_full_cifar_for_the_masked():
         assert run.total_steps(50_000) * run.batch_size / 50_000 >= 25
 
 
+def test_a_run_of_patches_is_shared_by_the_panels_of_all_networks():
+    scale = SCALES["laptop"]
+    assert scale.run(CGP, CIFAR10, 10_000, 0) == scale.run(CGP, CIFAR10_DEEP, 10_000, 0)
+
+
+def test_tables_compare_at_the_largest_size_that_all_their_methods_have():
+    sizes = {cell.panel: cell.runs[0].train_size for cell in EXPERIMENTS["tab3"].planned(SCALES["laptop"])}
+    assert (sizes[MNIST], sizes[CIFAR10]) == (None, 10_000)
+    full = {cell.panel: cell.runs[0].train_size for cell in EXPERIMENTS["fig5"].planned(SCALES["laptop"])}
+    assert full[CIFAR10] is None
+
+
 def test_faithful_follows_the_authors_code():
     run = Run(METHODS["cnn-gp-rf"], ResNet(), batch_size=1000, learning_rate=6e-3, schedule="one-cycle")
     found = faithful(run)
@@ -117,6 +129,9 @@ def test_ablation_changes_one_thing_at_a_time(scale):
     base = options(cells[0].runs[0])
     for cell in cells[1:]:
         changed = {name for name, value in options(cell.runs[0]).items() if value != base[name]}
+        if ("", "batch_size") in changed and scale.name == "laptop":  # then the steps follow: as many images are seen
+            assert cell.runs[0].steps * cell.runs[0].batch_size == base["", "steps"] * base["", "batch_size"]
+        changed -= {("", "steps")} if ("", "batch_size") in changed else set()
         assert len(changed) + len(cell.instead) == 1, (cell.method, changed)
 
 

@@ -13,6 +13,7 @@ from calgp import cli
 from calgp.errors import CalgpError
 from calgp.experiments import EXPERIMENTS, SCALES, Cell, Where, jobs_of, reproduce, rows_of, run_missing
 from calgp.experiments.page import table_of, train_command, write_experiment
+from calgp.experiments.rows import Shift
 from calgp.experiments.scales import MNIST
 from calgp.methods import METHODS
 from calgp.nets import LeNet
@@ -80,9 +81,9 @@ def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkey
 
 
 def _until(steps, save):
-    def saving(folder, model, optimiser, step):
-        save(folder, model, optimiser, step)
-        if step == steps:
+    def saving(folder, model, optimiser, done):
+        save(folder, model, optimiser, done)
+        if done.step == steps:
             raise SystemExit
 
     return saving
@@ -158,9 +159,9 @@ def test_absent_images_are_told_once(tmp_path, monkeypatch):
 
 def test_one_run_of_two_experiments_is_one_job():
     other = dataclasses.replace(CELL, method="other", outside=None)
-    jobs = jobs_of([other, CELL, dataclasses.replace(CELL, test=("blur", 2))])
+    jobs = jobs_of([other, CELL, dataclasses.replace(CELL, test=Shift("blur", 2))])
     assert [(job.run.seed, job.outside, job.tests) for job in jobs] == [
-        (seed, ("letters",), (None, ("blur", 2))) for seed in (0, 1)
+        (seed, ("letters",), (None, Shift("blur", 2))) for seed in (0, 1)
     ]
 
 

@@ -49,6 +49,18 @@ def test_lower(a, b, state):
     assert verdict.state == state
 
 
+def test_of_many_comparisons_one_against_by_chance_refutes_nothing():
+    """0.12 beyond 0.1 refutes a claim of one comparison; of forty it must be beyond 0.165."""
+    half = 0.1 / math.sqrt(2)  # of each row: 0.1 of the difference
+    good = [row(name, err, half=half, panel=str(p)) for p in range(39) for name, err in (("a", 0.1), ("b", 0.9))]
+
+    def state(rows: list[Row], gap: float) -> str:
+        bad = [row("a", 0.5 + gap, half=half, panel="bad"), row("b", 0.5, half=half, panel="bad")]
+        return verdicts.lower("a < b", ("a",), ("b",), ("err",))([*rows, *bad]).state
+
+    assert (state([], 0.12), state(good, 0.12), state(good, 0.17)) == ("not held", "undecided", "not held")
+
+
 def test_what_was_not_run_is_undecided_and_says_so():
     verdict = verdicts.lower("a < b", ("a",), ("b",))([row("a", 0.1, 0.2), row("b")])
     assert (verdict.state, verdict.told, verdict.parts) == ("undecided", "not run", ())

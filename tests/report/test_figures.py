@@ -18,6 +18,8 @@ BINS = Bins(
     accuracy=[None, 0.75, None, 0.9],
     confidence=[None, 0.4, None, 0.95],
 )
+CURVE = figures.Curve("confidence", [0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.1, 0.2], 0.075)
+BEST = figures.Curve("best", [0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.05, 0.2], 0.0625)
 LOG = [
     {"kind": "train", "step": 20, "nll": 2.0, "kl": -0.5, "rate": 1e-3},
     {"kind": "holdout", "step": 30, "mnll": 1.5, "err": 0.3},
@@ -30,6 +32,8 @@ FIGURES = {
     "entropies": lambda: figures.entropies(
         [0.0, 0.1], [1.0, 2.0, 9.0], classes=10, names=("digits", "a<b>&$c"), auroc=(0.9, (0.8, 1.0))
     ),
+    "risk": lambda: figures.risk_coverage([CURVE], best=BEST, target=0.1, chosen=(0.5, 0.05)),
+    "sets": lambda: figures.set_coverage(["a<b>&$c", "dog"], [0.9, 1.0], [100, 3], [1.2, 1.0], target=0.95),
     "training": lambda: figures.training(LOG),
     "dots": lambda: figures.dots(
         "MNLL", [Dot("cnn", 0.2, (0.1, 0.3), "#0072b2"), Dot("数 $x_1$", 0.3, None, "#e69f00")]
@@ -114,6 +118,26 @@ def test_entropies_say_auroc_and_means() -> None:
     assert "AUROC 1.000 (0.900 – 1.000)" in labels
     assert "digits: 2 images, mean 0.60" in labels and "letters: 1 image, mean 1.00" in labels
     assert f"entropy in nats, at most log 10 = {math.log(10):.2f}" in labels
+
+
+def test_risk_and_coverage_has_a_line_for_each_score_the_target_and_the_threshold() -> None:
+    svg = FIGURES["risk"]()
+    assert len(marks(svg, "curve")) == len(marks(svg, "target")) == len(marks(svg, "chosen")) == 1
+    expected = {"confidence: AURC 0.075", "best possible: AURC 0.0625", "target 10 %", "the run's threshold"}
+    assert expected <= set(texts(svg))
+    bare = figures.risk_coverage([CURVE, CURVE], best=BEST)
+    assert len(marks(bare, "curve")) == 2 and not marks(bare, "target") and not marks(bare, "chosen")
+
+
+def test_risk_and_coverage_of_one_image_and_of_no_mistake_can_be_drawn() -> None:
+    one = figures.Curve("confidence", [1.0], [0.0], 0.0)
+    assert marks(figures.risk_coverage([one], best=one), "curve")
+
+
+def test_sets_by_class_have_a_dot_and_a_bar_each() -> None:
+    svg = FIGURES["sets"]()
+    assert len(marks(svg, "covered")) == len(marks(svg, "size")) == 2 and len(marks(svg, "target")) == 1
+    assert "a<b>&$c" in texts(svg)
 
 
 def test_training_shows_what_was_logged() -> None:

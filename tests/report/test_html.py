@@ -12,7 +12,8 @@ import pytest
 
 from calgp.errors import CalgpError
 from calgp.report import write_report
-from calgp.runs import RunFolder, calibrate, ensemble, evaluate
+from calgp.report.words import percent
+from calgp.runs import RunFolder, calibrate, decide, ensemble, evaluate
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -231,3 +232,54 @@ def test_an_ensemble_is_told_with_its_members(runs, tmp_path: Path) -> None:
     page = reported([folder], tmp_path / "report.html")
     assert "ensemble of cnn-gp-sorf, cnn" in page.text and "The first member's training" in page.text
     assert all(member.path in page.text for member in folder.card().members)
+
+
+@pytest.fixture(scope="module")
+def decided(runs, tmp_path_factory) -> RunFolder:
+    """A run with a threshold and sets, evaluated inside and outside."""
+    folder = RunFolder(shutil.copytree(runs[0].path, tmp_path_factory.mktemp("decided") / "run"))
+    decide(folder, samples=4, error=0.95, confidence=None, coverage=0.8)
+    for source in ("digits", "letters"):
+        evaluate(folder, source=source, samples=4)
+    return folder
+
+
+def test_decisions_are_told_with_figures_and_numbers(decided: RunFolder, tmp_path: Path) -> None:
+    page = reported([decided], tmp_path / "report.html")
+    found = decided.evaluation("digits")["decisions"]
+    text = " ".join(page.text.split())  # with plain spaces
+    for word in ("when to answer", "Risk and coverage.", "Prediction sets by class.", "E-AURC", "may break them"):
+        assert word in text
+    answered, wrong, covered = (" ".join(percent(share).split()) for share in (
+        found["selection"]["share"], found["selection"]["error"], found["sets"]["covered"]
+    ))  # fmt: skip
+    assert f"It answers {answered} of these images and is wrong on {wrong} of them" in text
+    assert f"hold the true class of {covered} of these images" in text
+    assert f"{found['sets']['mean_size']:.3f} classes on average" in text
+    assert "abstains from the others. Its sets hold" in text  # the letters
+    command = "--error 0.95 --empirical --score confidence --coverage 0.8 --sets aps --samples 4 --seed 0"
+    assert f"calgp decide {decided.path} {command}" in text
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids)) and len(page.all("caption")) == len(page.all("table"))
+
+
+def test_a_run_without_decisions_has_the_curve_alone(single: Page) -> None:
+    assert "Risk and coverage." in single.text and "E-AURC" in single.text
+    assert "Prediction sets" not in single.text and "may break them" not in single.text
+
+
+def test_a_target_out_of_reach_and_other_samples_are_noted(decided: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(shutil.copytree(decided.path, tmp_path / "run"))
+    decide(folder, samples=4, error=0.01, coverage=0.8, by_class=False, sets="lac", empty=True)
+    evaluate(folder, samples=2)
+    text = " ".join(reported([folder], tmp_path / "report.html").text.split())
+    assert "It answers none of these 1,000 images." in text and "needs at least 299 held-out images" in text
+    assert "fitted with 4 samples, these predictions have 2" in text and "Empty sets stay empty." in text
+
+
+def test_evaluations_of_an_older_version_are_told_without_decisions(copied: RunFolder, tmp_path: Path) -> None:
+    for path in copied.path.glob("scores-*.json"):
+        old = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("decisions", "selective")}
+        path.write_text(json.dumps(old))
+    page = reported([copied], tmp_path / "report.html")
+    assert "Risk and coverage." in page.text and "E-AURC" not in page.text

@@ -8,7 +8,8 @@ import torch
 from calgp.errors import CalgpError
 from calgp.gp import predict
 from calgp.runs import RunFolder, shipped_run
-from calgp.runs.folder import slug, write_whole
+from calgp.runs.folder import slug
+from calgp.runs.writing import write_whole
 
 
 @pytest.fixture

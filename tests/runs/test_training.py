@@ -66,17 +66,15 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, fabric):
 
 
 class Failing:
-    """Stands for a method's model from some step on: `spoil(model)` is called before it."""
+    """Stands for a method's model: in the chosen calls, `spoil` is what the bound gives."""
 
-    def __init__(self, monkeypatch, step, spoil):
+    def __init__(self, monkeypatch, calls, spoil):
         self.calls = 0
         forward = Bound.forward
 
         def failing(bound, *args):
             self.calls += 1
-            if self.calls == step:
-                return spoil(bound, *args)
-            return forward(bound, *args)
+            return spoil(bound, *args) if self.calls in calls else forward(bound, *args)
 
         monkeypatch.setattr(Bound, "forward", failing)
 
@@ -96,59 +94,149 @@ def infinite_gradient(bound, *args):
     return (parameter * 0).sqrt().sum() + bound.model.kl() * 0, bound.model.kl()
 
 
-@pytest.mark.parametrize(
+every_failure = pytest.mark.parametrize(
     ("spoil", "message"),
-    [(not_finite, "no finite number: likelihood term nan"), (not_positive_definite, "not positive")],
+    [
+        (not_finite, "the bound is no finite number: likelihood term nan"),
+        (not_positive_definite, "not positive definite"),
+        (infinite_gradient, r"the gradient of \S+ is not finite"),
+    ],
 )
-def test_a_step_that_fails_keeps_the_state_before_it(tmp_path, fabric, monkeypatch, spoil, message):
-    """It is the checkpoint that a Ctrl-C after that step would have left, to the bit."""
-    run, failed, stopped = small(steps=12), RunFolder(tmp_path / "failed"), RunFolder(tmp_path / "stopped")
 
+
+def interrupting(at):
     def interrupt(step):
-        if step.step == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+        if step.step == at:
+            os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
 
+    return interrupt
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[key].equal(other[key]) for key in one)
+
+
+@every_failure
+def test_a_step_that_fails_is_skipped_and_noted_and_changes_nothing(tmp_path, fabric, monkeypatch, spoil, message):
+    """State by state the run is the one whose optimiser never saw that step; the batch norm, too, is as it was."""
+    run = small(steps=6, backbone={"name": "resnet", "n": 1, "widths": [2, 2, 2]}, size=12)
+    folder, states = RunFolder(tmp_path / "run"), []
+    fabric_model = {}
+    setup = fabric.setup
+
+    def remember(bound, optimiser):
+        fabric_model["model"] = bound.model
+        return setup(bound, optimiser)
+
+    monkeypatch.setattr(fabric, "setup", remember)
+    Failing(monkeypatch, {4}, spoil_after_forward(spoil))
+
+    def watch(step):
+        states.append({key: value.clone() for key, value in fabric_model["model"].state_dict().items()})
+
+    train(run, folder, fabric, watch=watch)
+    assert same(states[2], states[3])
+    assert not same(states[3], states[4])
+    assert any(key.endswith("running_mean") for key in states[0])
+    (skipped,) = [record for record in folder.log() if record["kind"] == "skipped"]
+    assert skipped["step"] == 4 and re.search(message, skipped["why"])
+    assert math.isfinite(folder.log()[-1]["nll"])
+    assert folder.finished
+
+
+def spoil_after_forward(spoil):
+    """So that batch norm has seen the images before the numbers fail."""
+
+    def spoiled(bound, x, y, noise):
+        bound.model(x * math.inf, noise)
+        return spoil(bound, x, y, noise)
+
+    return spoiled
+
+
+@every_failure
+def test_too_many_failures_in_a_row_stop_with_a_diagnosis_and_the_state_before(
+    tmp_path, fabric, monkeypatch, spoil, message
+):
+    """It is the checkpoint that a Ctrl-C after the last good step would have left, to the bit."""
+    run, failed, stopped = small(steps=24), RunFolder(tmp_path / "failed"), RunFolder(tmp_path / "stopped")
     with pytest.raises(Interrupted):
-        train(run, stopped, fabric, watch=interrupt)
+        train(run, stopped, fabric, watch=interrupting(5))
     whole = train(run, RunFolder(tmp_path / "whole"), fabric)
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(CalgpError, match=f"after step 5: .*{message}.*step 5") as caught,
-    ):
-        Failing(patch, 6, spoil)
+    with monkeypatch.context() as patch, pytest.raises(CalgpError) as caught:
+        Failing(patch, range(6, 100), spoil)
         train(run, failed, fabric)
+    rows = load("digits", "train").balanced(200, 0).rows[order(200, 32, 14, 0)][:8].tolist()
+    assert re.search(
+        rf"after step 5: step 15 failed, as did the 9 before it: .*{message}.*rows {', '.join(map(str, rows))}, … of "
+        r"digits\. .* keeps the state after step 5",
+        str(caught.value),
+    )
     assert isinstance(caught.value.__cause__, NumericalError)
     assert failed.interrupted and not failed.finished
-    one, other = (folder.tensors("checkpoint.safetensors") for folder in (failed, stopped))
-    assert one.keys() == other.keys() and all(one[key].equal(other[key]) for key in one)
+    assert same(*(folder.tensors("checkpoint.safetensors") for folder in (failed, stopped)))
+    assert failed.metadata("checkpoint.safetensors") == stopped.metadata("checkpoint.safetensors")
     resumed = train(run, failed, fabric, resume=True)  # the failure was the test's, so it does not come again
-    assert all(value.equal(resumed.state_dict()[key]) for key, value in whole.state_dict().items())
+    assert same(whole.state_dict(), resumed.state_dict())
 
 
-def test_a_state_that_is_itself_spoiled_is_not_kept(tmp_path, fabric, monkeypatch):
-    """A gradient that is not finite spoils the parameters in the step before the loss tells."""
+def test_failures_with_a_good_step_between_do_not_stop_a_run(tmp_path, fabric, monkeypatch):
     folder = RunFolder(tmp_path / "run")
-    Failing(monkeypatch, 3, infinite_gradient)
-    with pytest.raises(CalgpError, match=r"after step 3: the bound is no finite number.*No good state"):
-        train(small(steps=12), folder, fabric)
-    assert not folder.interrupted and not folder.finished
+    Failing(monkeypatch, {*range(2, 11), *range(12, 21)}, not_finite)  # 9, a good one, 9
+    train(small(steps=24), folder, fabric)
+    assert len([record for record in folder.log() if record["kind"] == "skipped"]) == 18
 
 
-def test_an_older_checkpoint_outlives_a_spoiled_state(tmp_path, fabric, monkeypatch):
+def test_failures_in_a_row_are_counted_over_a_resumption(tmp_path, fabric, monkeypatch):
+    """Stopped after three of them; seven more are enough. Its last good state is that checkpoint."""
+    folder, run = RunFolder(tmp_path / "run"), small(steps=24)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        Failing(patch, range(3, 100), not_finite)
+        train(run, folder, fabric, watch=interrupting(5))
+    Failing(monkeypatch, range(100), not_finite)
+    with pytest.raises(CalgpError, match=r"step 12 failed, as did the 9 before it.*keeps the state after step 5"):
+        train(run, folder, fabric, resume=True)
+
+
+def test_a_short_run_has_half_its_steps_as_patience(tmp_path, fabric, monkeypatch):
+    Failing(monkeypatch, range(3, 100), not_finite)
+    with pytest.raises(CalgpError, match="step 5 failed, as did the 2 before it"):
+        train(small(steps=5), RunFolder(tmp_path / "run"), fabric)
+
+
+def test_a_gradient_whose_square_overflows_is_no_failure(tmp_path, fabric, monkeypatch):
+    """1e30² is beyond float32, 1e30 is not."""
+
+    def large(bound, *args):
+        parameter = next(bound.model.parameters())
+        return (parameter * 1e30).sum() * 1e-30 * 1e30, bound.model.kl()
+
     folder = RunFolder(tmp_path / "run")
-    Failing(monkeypatch, 3, infinite_gradient)
-    monkeypatch.setattr(training_module, "CHECKPOINT_SECONDS", 0)
-    with pytest.raises(CalgpError, match=r"after step 3: .* is no longer finite.*keeps the state after step 2"):
-        train(small(steps=12), folder, fabric)
-    assert all(value.isfinite().all() for value in folder.tensors("checkpoint.safetensors").values())
+    Failing(monkeypatch, {2}, large)
+    train(small(steps=4), folder, fabric)
+    assert [record["kind"] for record in folder.log()] == ["train"]
 
 
-def test_a_model_spoiled_by_the_last_step_is_no_finished_run(tmp_path, fabric, monkeypatch):
-    folder = RunFolder(tmp_path / "run")
-    Failing(monkeypatch, 4, infinite_gradient)
-    with pytest.raises(CalgpError, match="no longer finite"):
-        train(small(steps=4), folder, fabric)
+@pytest.mark.parametrize(("every", "kept"), [(0.0, "keeps the state after step 2"), (60.0, "No good state")])
+def test_parameters_that_overflowed_are_never_saved(tmp_path, fabric, monkeypatch, every, kept):
+    """A step whose gradients were finite and whose result is not: an older checkpoint, if there is one, stays."""
+    folder, run = RunFolder(tmp_path / "run"), small(steps=12)
+    step = torch.optim.Adam.step
+    calls = []
+
+    def spoiling(optimiser, *args, **options):
+        step(optimiser, *args, **options)
+        calls.append(1)
+        if len(calls) == 3:
+            with torch.no_grad():
+                optimiser.param_groups[0]["params"][0].fill_(math.inf)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", spoiling)
+    with pytest.raises(CalgpError, match=kept):
+        train(run, folder, fabric, checkpoint_seconds=every)
     assert not folder.finished
+    if folder.interrupted:
+        assert all(value.isfinite().all() for value in folder.tensors("checkpoint.safetensors").values())
 
 
 def test_ctrl_c_is_restored_after_training(tmp_path, fabric):
@@ -165,7 +253,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(trained, fabric):
 def test_what_cannot_be_resumed_says_why(trained, tmp_path, fabric):
     with pytest.raises(CalgpError, match="finished"):
         train(trained.card().run, trained, fabric, resume=True)
-    with pytest.raises(CalgpError, match="no checkpoint"):
+    with pytest.raises(CalgpError, match="no run to resume"):
         train(small(), RunFolder(tmp_path / "none"), fabric, resume=True)
 
 

@@ -22,8 +22,11 @@ _ROTATED = {5, 6, 7, 8}  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
 
 
-def read_picture(file: Path | IO[bytes], *, name: str, size: int | None, colour: Colour | None) -> np.ndarray:
-    """A picture file as uint8 [C, H, W]: upright (EXIF), on white where transparent, stretched to `size` × `size`.
+Size = int | tuple[int, int]  # the side of a square, or (height, width)
+
+
+def read_picture(file: Path | IO[bytes], *, name: str, size: Size | None, colour: Colour | None) -> np.ndarray:
+    """A picture file as uint8 [C, H, W]: upright (EXIF), on white where transparent, stretched to `size`.
 
     Raises:
         CalgpError: `name` is no picture that can be decoded, or is so large that it may be an attack.
@@ -68,12 +71,13 @@ def is_grey(picture: Image.Image) -> bool:
     return picture.mode in _GREY or picture.mode.startswith("I")
 
 
-def picture_array(picture: Image.Image, *, size: int | None = None, colour: Colour | None = None) -> np.ndarray:
+def picture_array(picture: Image.Image, *, size: Size | None = None, colour: Colour | None = None) -> np.ndarray:
     """A Pillow picture as uint8 [C, H, W]; its own colour (one channel where grey) unless one is given."""
     target = {"grey": "L", "rgb": "RGB"}[colour or ("grey" if is_grey(picture) else "rgb")]
     flat = _flat(picture).convert(target)
-    if size is not None and flat.size != (size, size):
-        flat = flat.resize((size, size), Image.Resampling.BILINEAR)
+    if size is not None:
+        height, width = (size, size) if isinstance(size, int) else size
+        flat = flat if flat.size == (width, height) else flat.resize((width, height), Image.Resampling.BILINEAR)
     array = np.array(flat, np.uint8)
     return array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
 

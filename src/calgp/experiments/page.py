@@ -17,7 +17,8 @@ from calgp.report.figures import Bins
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
-from calgp.runs.folder import environment, reporting, write_whole
+from calgp.runs.folder import environment
+from calgp.runs.writing import remove_leftovers, reporting, write_whole
 
 from .paper import Experiment, Published
 from .reproduce import key
@@ -95,6 +96,7 @@ def write_experiment(
     }
     with reporting(out):
         out.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(out)
         for name, data in files.items():
             write_whole(out / name, data)
     return out / "report.html"
@@ -275,7 +277,13 @@ def _numbers(experiment: Experiment, panel: str, rows: Sequence[Row]) -> Table:
         names = [row.method, *([f"{row.x:,g}"] if experiment.axis else []), f"{len(row.details)} of {row.planned}"]
         lines.append((names, cells))
     names = ["method", *([experiment.axis] if experiment.axis else []), "seeds"]
-    return Table(f"{panel}. {BELOW[experiment.intervals]}", names, columns, lines)
+    sizes = sorted({detail["train_images"] for row in members for detail in row.details})
+    trained = "" if experiment.axis == "training images" or not sizes else f", {_and(sizes)} training images"
+    return Table(f"{panel}{trained}. {BELOW[experiment.intervals]}", names, columns, lines)
+
+
+def _and(numbers: Sequence[int]) -> str:
+    return " and ".join(f"{number:,}" for number in numbers)
 
 
 def _cell(row: Row, metric: str, intervals: bool) -> tuple[str, str]:

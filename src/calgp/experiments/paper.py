@@ -11,7 +11,7 @@ from calgp.methods import CnnGp, Method
 from calgp.runs import Run
 
 from . import verdicts
-from .rows import DETECTION, PAPER, Cell
+from .rows import DETECTION, PAPER, Cell, Shift
 from .scales import (
     ALL,
     CAL,
@@ -116,13 +116,15 @@ _FIGURE1 = tuple(
 )
 
 
-def _largest(scale: Scale, methods: tuple[str, ...], panels: tuple[str, ...]) -> tuple[Cell, ...]:
-    """Methods on panels, at the panel's largest training size; a cell that the scale leaves out has no runs."""
+def _largest(
+    scale: Scale, methods: tuple[str, ...], panels: tuple[str, ...], beside: tuple[str, ...] = ()
+) -> tuple[Cell, ...]:
+    """Methods on panels, each panel at the largest training size at which all of them are run, or all `beside`."""
     cells = []
     for panel in panels:
         setting = scale.settings[panel]
         for method in methods:
-            runs = scale.runs(method, panel, setting.largest)
+            runs = scale.runs(method, panel, setting.largest_of(beside or methods))
             cells.append(Cell(method, panel, None, runs, setting.samples))
     return tuple(cells)
 
@@ -168,7 +170,7 @@ def _outside(scale: Scale) -> tuple[Cell, ...]:
 
 
 def _thetas(scale: Scale) -> tuple[Cell, ...]:
-    fixed = _largest(scale, (SORF,), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP))
+    fixed = _largest(scale, (SORF,), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP), beside=ALL)
     learned = [
         replace(cell, method=LEARNED, runs=_with_method(cell.runs, lambda m: replace(m, learn_theta=True)))
         for cell in fixed
@@ -192,9 +194,10 @@ class Difference:
 
     def changed(self, run: Run) -> Run:
         batch = (100 if run.batch_size == 1000 else 1000) if self.other_batch else run.batch_size
+        steps = run.steps and max(run.steps * run.batch_size // batch, 1)  # as many images are seen
         method = replace(run.method, **self.method or {})  # pyright: ignore[reportArgumentType]
         backbone = replace(run.backbone, **self.backbone or {})  # pyright: ignore[reportArgumentType]
-        return replace(run, method=method, backbone=backbone, batch_size=batch)
+        return replace(run, method=method, backbone=backbone, batch_size=batch, steps=steps)
 
 
 BASE = "as docs/paper.md"
@@ -239,12 +242,12 @@ def _ablation(scale: Scale) -> tuple[Cell, ...]:
 
 
 def _shift(scale: Scale) -> tuple[Cell, ...]:
-    """Every method on corrupted test images; severity 0 is as they are."""
+    """Every method, one seed, on corrupted test images; severity 0 is all of them as they are."""
     setting = scale.settings[MNIST]
-    size = list(setting.steps)[0 if len(setting.steps) < 3 else 1]
+    size = setting.largest_of(ALL)
     return tuple(
-        Cell(method, kind, float(severity), scale.runs(method, MNIST, size), setting.samples,
-             test=(kind, severity) if severity else None)
+        Cell(method, kind, float(severity), scale.runs(method, MNIST, size)[:1], setting.samples,
+             test=Shift(kind, severity, scale.corrupted) if severity else None)
         for kind in CORRUPTIONS
         for method in ALL
         for severity in (0, *scale.severities)

@@ -5,7 +5,6 @@ import json
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import warnings
@@ -21,12 +20,12 @@ from lightning_fabric import Fabric
 from calgp.data import SOURCES, data_directory
 from calgp.data.corruptions import corrupted
 from calgp.errors import CalgpError
-from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, keep_freed_memory, to_json, train
+from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, identity, keep_freed_memory, train
 from calgp.runs.evaluation import test_images
-from calgp.runs.folder import reporting, write_whole
 from calgp.runs.reading import read_json
+from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
 
-from .rows import Cell, Row, evaluated_name, evaluation, row_of
+from .rows import Cell, Row, Shift, evaluated_name, evaluation, row_of
 from .scales import count_of_test_images, seconds
 
 FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one run; the others go on
@@ -39,7 +38,7 @@ class Job:
 
     run: Run
     samples: int
-    tests: tuple[tuple[str, int] | None, ...] = (None,)
+    tests: tuple[Shift | None, ...] = (None,)
     outside: tuple[str, ...] = ()
 
     @property
@@ -49,8 +48,9 @@ class Job:
     @property
     def seconds(self) -> float:
         """About how long it takes on one core."""
-        tests = len(self.tests) * count_of_test_images(self.run.source) + sum(map(count_of_test_images, self.outside))
-        return seconds(self.run, self.samples, tests)
+        whole = count_of_test_images(self.run.source)
+        tests = sum((test and test.images) or whole for test in self.tests)
+        return seconds(self.run, self.samples, tests + sum(map(count_of_test_images, self.outside)))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class _Tally:
 
 def key(run: Run) -> str:
     """The name of a run's folder: a hash of its whole description, so that equal runs share a folder and no others."""
-    text = json.dumps(to_json(run), sort_keys=True)
+    text = json.dumps(identity(run), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -145,39 +145,55 @@ def done_folder(job: Job, where: Where, results: Mapping[str, Sequence[RunFolder
 
 def perform(job: Job, where: Where, watch: Callable[[float], None] = lambda share: None) -> None:
     """Train a run, or go on with it, and make the evaluations that it lacks. It may be killed at any moment."""
-    folder, fabric = RunFolder(where.runs / job.key), Fabric(accelerator="auto", devices=1)
+    folder = RunFolder(where.runs / job.key)
+    with folder.owned():
+        _perform(job, folder, where, watch)
+    if where.keep is not None:
+        keep(folder, where.keep / job.key)
+
+
+def _perform(job: Job, folder: RunFolder, where: Where, watch: Callable[[float], None]) -> None:
+    fabric = Fabric(accelerator="auto", devices=1)
 
     def step(step: Step) -> None:
         watch(0.8 * step.step / step.steps)
 
-    if not folder.finished:
+    if not folder.finished or folder.interrupted:  # or killed between the model and the end
         train(job.run, folder, fabric, directory=where.data, resume=folder.interrupted, watch=step)
     for test in job.tests:
         name = evaluated_name(job.run.source, test)
         if evaluation(folder, job.run, name, job.samples) is None:
             images = test_images(folder, job.run.source, directory=where.data)
             if test is not None:
-                images = corrupted(images, *test, seed=0)
+                part = images if test.images is None else images.balanced(test.images, seed=0)
+                images = corrupted(part, test.kind, test.severity, seed=0)
             evaluate(folder, fabric, source=name, images=images, samples=job.samples)
-            if test is not None:  # many and large; their scores are kept
-                folder.remove(folder.predictions_name(name, job.run.method.calibrator))
+        if test is not None:  # many and large; their scores are kept
+            folder.remove(folder.predictions_name(name, job.run.method.calibrator))
     for source in job.outside:
         if evaluation(folder, job.run, source, job.samples) is None:
             evaluate(folder, fabric, source=source, directory=where.data, samples=job.samples)
-    if where.keep is not None:
-        keep(folder, where.keep / job.key)
 
 
 def keep(folder: RunFolder, target: Path) -> None:
     """Copy what is small of a run: its description, scores and log, without the command line, which names places."""
     with reporting(target):
         target.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target)
         for pattern in SMALL:
             for file in folder.path.glob(pattern):
-                shutil.copyfile(file, target / file.name)
+                write_whole(target / file.name, file.read_bytes())
         described = read_json(folder.path / "run.json")
         described["environment"].pop("command", None)
         write_whole(target / "run.json", (json.dumps(described, indent=1) + "\n").encode())  # last: then it counts
+
+
+def _keep_finished(cells: Iterable[Cell], where: Where) -> None:
+    """Keep what is finished and was not kept, by a process that was killed in between."""
+    if where.keep is not None:
+        for job in jobs_of(cells):
+            if done_folder(job, where, {}) is not None and done_folder(job, Where(where.keep), {}) is None:
+                keep(RunFolder(where.runs / job.key), where.keep / job.key)
 
 
 def missing(cells: Iterable[Cell], where: Where) -> list[Job]:
@@ -193,7 +209,16 @@ def run_missing(
     jobs: int = 1,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, str]:
-    """Run what is missing for some cells; what failed, by key, with the reason. The others go on."""
+    """Run what is missing for some cells; what failed, by key, with the reason. The others go on.
+
+    Of two processes with the same place for their runs the second is refused.
+    """
+    with owned(where.runs):
+        return _run_missing(list(cells), where, jobs, watch)
+
+
+def _run_missing(cells: Sequence[Cell], where: Where, jobs: int, watch: Callable[[Progress], None]) -> dict[str, str]:
+    _keep_finished(cells, where)
     todo = missing(cells, where)
     absent = {source for job in todo for source in job.sources if not SOURCES[source].is_here(where.data)}
     left_out = [job for job in todo if absent & set(job.sources)]

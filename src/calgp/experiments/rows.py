@@ -23,11 +23,20 @@ def student(freedom: int) -> float:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """Test images made worse: how, how much, and how many of them (a balanced part; None: all)."""
+
+    kind: str
+    severity: int
+    images: int | None = None
+
+
+@dataclass(frozen=True)
 class Cell:
     """A place in a table or figure, and the runs that fill it, one a seed; without runs it says "not run".
 
     panel: data and network, in the paper's words. x: training size, depth or severity, where there is an axis.
-    test: the images that are scored, if not the test images of the run's own source: (corruption, severity).
+    test: what is done to the test images before they are scored; nothing unless given.
     outside: a source of other classes, on which doubt is measured.
     instead: metrics that are told by another definition: (("ece", "ece_authors"),).
     """
@@ -37,7 +46,7 @@ class Cell:
     x: float | None
     runs: tuple[Run, ...] = ()
     samples: int = 50
-    test: tuple[str, int] | None = None
+    test: Shift | None = None
     outside: str | None = None
     instead: tuple[tuple[str, str], ...] = ()
 
@@ -102,9 +111,11 @@ def row_of(cell: Cell, folders: Sequence[RunFolder]) -> Row:
     )  # fmt: skip
 
 
-def evaluated_name(source: str, test: tuple[str, int] | None) -> str:
+def evaluated_name(source: str, test: Shift | None) -> str:
     """What evaluations of a source, or of its corrupted images, are called."""
-    return source if test is None else f"{source} {test[0]} {test[1]}"
+    if test is None:
+        return source
+    return f"{source} {test.kind} {test.severity}" + (f" of {test.images}" if test.images else "")
 
 
 def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import variance
+from statistics import NormalDist, variance
 from typing import Literal
 
 from .rows import PAPER, Row, student
@@ -46,17 +46,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim with the comparisons that it stands on: held if all hold, not held if one is against it."""
+    """A claim with the comparisons that it stands on: held if all hold, not held if one is against it.
+
+    Of many comparisons some are against a true claim by chance, so one that refutes it alone must stand against it by
+    the wider interval that has 95 % for all of them together (Bonferroni).
+    """
 
     claim: str
     parts: tuple[Part, ...]
 
     @property
     def state(self) -> State:
-        states = {part.state for part in self.parts}
-        if "not held" in states:
+        wider = widening(len(self.parts))
+        if any(part.half is not None and part.against > wider * part.half for part in self.parts):
             return "not held"
-        return "held" if states == {"held"} else "undecided"
+        return "held" if {part.state for part in self.parts} == {"held"} else "undecided"
 
     @property
     def told(self) -> str:
@@ -71,6 +75,16 @@ class Verdict:
             self.parts, key=lambda part: (part.state == "not held", part.state == "undecided", abs(part.difference))
         )
         return f"of {len(self.parts)} comparisons {counts}; the least for it: {worst.what}: {worst.told}"
+
+
+def widening(comparisons: int) -> float:
+    """How much wider an interval must be to hold for so many comparisons at once: Bonferroni, by normal quantiles.
+
+    >>> round(widening(1), 3), round(widening(40), 3)
+    (1.0, 1.647)
+    """
+    normal = NormalDist()
+    return normal.inv_cdf(1 - 0.025 / max(comparisons, 1)) / normal.inv_cdf(0.975)
 
 
 def difference(a: Row, b: Row, metric: str) -> tuple[float, float | None] | None:

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from calgp.errors import CalgpError
+from calgp.gp.cholesky import NumericalError
 from calgp.gp.likelihoods import Latent, Likelihood
 from calgp.gp.noise import Noise
 from calgp.gp.sites import Site, name_sites
@@ -48,18 +50,29 @@ class Bound(nn.Module):
     """The negative lower bound per datum, Eq. (6) by (8), (9), (13), (15), (16), in its two parts.
 
     It is a module so that data-parallel and compiled training can wrap it.
+
+    Args:
+        model: what is trained.
+        n: images in the training set.
+        weights: w_q of each class, for classes that are not equally frequent or important: the likelihood term becomes
+            Σ_i w_{y_i} E_q log p(y_i | x_i), as if each image of class q were there w_q times. None means 1.
     """
 
-    def __init__(self, model: Model, n: int) -> None:
+    weights: Tensor | None
+
+    def __init__(self, model: Model, n: int, weights: Float[Tensor, "Q"] | None = None) -> None:
         super().__init__()
         self.model, self.n = model, n
+        self.register_buffer("weights", weights, persistent=False)
         model.sites()
 
     def forward(self, x: Tensor, y: Tensor, noise: Noise | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """(−(1/m) Σ_k E_q log p(y_k | x_k), KL / n), to be added and minimised."""
+        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), KL / n), to be added and minimised."""
         latent = self.model(x, noise)
-        nll = -self.model.likelihood.expected_log_prob(latent, y, noise).mean()
-        return nll, self.model.kl() / self.n
+        expected = self.model.likelihood.expected_log_prob(latent, y, noise)
+        if self.weights is not None:
+            expected = self.weights[y] * expected
+        return -expected.mean(), self.model.kl() / self.n
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,8 @@ def predict(
     """p(y | x) for images, Eq. (10), averaged over `samples` draws of all that is random.
 
     Leaves the model and every generator as they were. The same seed gives the same answer for an image, whatever the
-    batches; a smaller `samples` gives the average over the first of the same draws.
+    batches; a smaller `samples` gives the average over the first of the same draws. Pixels that are no finite numbers
+    are refused (CalgpError), and so are images whose numbers overflow on their way (NumericalError).
 
     Args:
         model: what was trained.
@@ -167,9 +181,24 @@ def predict_batches(
         raise ValueError(f"samples must be at least 1 and the seed 0 … 2^63 - 1, not {samples=}, {seed=}")
     batches = _split(data) if isinstance(data, Tensor) else data
     for x, rows in batches:
+        if not x.isfinite().all():
+            raise CalgpError(
+                f"The image of row {_first(~x.isfinite(), rows)} has pixels that are no finite numbers; mend it or "
+                "leave it out."
+            )
         with evaluating(model), torch.no_grad():
             predictive = Predictive.cat(_predict_batch(model, x, rows, samples, seed, memory))
+        if predictive.log_probs.isnan().any():
+            raise NumericalError(
+                f"the probabilities of row {_first(predictive.log_probs.isnan(), rows)} are no numbers; the pixels of "
+                f"its batch go from {x.min():g} to {x.max():g}, and images have pixels from 0 to 1"
+            )
         yield predictive  # outside: the caller goes on with gradients, and with the model as it was
+
+
+def _first(wrong: Tensor, rows: Tensor) -> int:
+    """The row of the first image for which something is wrong."""
+    return int(rows[wrong.flatten(1).any(1).nonzero()[0, 0]])
 
 
 def _split(x: Tensor, size: int = 100) -> Iterator[Batch]:

@@ -13,6 +13,7 @@ from calgp.errors import CalgpError
 from calgp.gp import KERNELS, UNMASKED, LaplaceGP, Latent, Model, Noise, RandomFeatureGP, Softmax, Theta, evaluating
 from calgp.gp.laplace import constant_one, mean_field_logits, per_class, shared
 from calgp.methods.base import Method
+from calgp.methods.shared import check_choices, check_counts, refusing
 from calgp.nets import Backbone, Features, Task
 
 CURVATURES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -46,25 +47,20 @@ class CnnLaplace(Method):
     sigma: float = 1.0
     learn_theta: bool = False
     ard: bool = False
-    covariance: Literal["shared", "per-class", "gaussian"] = "shared"
+    covariance: Literal["shared", "per-class", "gaussian"] = "gaussian"
     predictive: Literal["draws", "mean-field"] = "draws"
 
     def __post_init__(self) -> None:
-        if self.n_rf < 1:
-            raise CalgpError(f"n_rf={self.n_rf} cannot be; it must be at least 1.")
-        known = {
-            "frequencies": ("sorf", "gaussian", "orthogonal"),
-            "kernel": KERNELS[1:],
-            "covariance": tuple(CURVATURES),
-            "predictive": ("draws", "mean-field"),
-        }
-        for name, values in known.items():
-            if getattr(self, name) not in values:
-                raise CalgpError(f"{name}={getattr(self, name)!r} is not known here; it is one of {', '.join(values)}.")
-        try:
+        check_counts(self, "n_rf")
+        check_choices(
+            self,
+            frequencies=("sorf", "gaussian", "orthogonal"),
+            kernel=KERNELS[1:],
+            covariance=CURVATURES,
+            predictive=("draws", "mean-field"),
+        )
+        with refusing():
             self._theta()
-        except ValueError as error:
-            raise CalgpError(f"{error}.") from None
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "LaplaceModel":
         covariances = task.classes if self.covariance == "per-class" else 1

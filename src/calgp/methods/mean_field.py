@@ -36,7 +36,7 @@ class MeanFieldGp(Method):
     learn_theta: bool = False
     ard: bool = False
     filters: bool = False
-    deviation: float = 1.0
+    deviation: float = 0.1
     deviation_filters: float = 0.1
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from calgp.nets.base import Backbone, Features, Task
 from calgp.nets.lenet import LeNet
 from calgp.nets.resnet import ResNet
+from calgp.nets.standardised import Standardised, standardisers
 
 BACKBONES: dict[str, Backbone] = {
     "lenet": LeNet(),
@@ -11,4 +12,4 @@ BACKBONES: dict[str, Backbone] = {
     "resnet": ResNet(),
 }
 
-__all__ = ["BACKBONES", "Backbone", "Features", "LeNet", "ResNet", "Task"]
+__all__ = ["BACKBONES", "Backbone", "Features", "LeNet", "ResNet", "Standardised", "Task", "standardisers"]

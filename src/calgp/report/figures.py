@@ -146,6 +146,109 @@ def entropies(
         return rendered(figure, f"Entropy of predictions on {names[0]} (inside) and {names[1]} (outside).")
 
 
+@dataclass(frozen=True)
+class Curve:
+    """The error of the least doubtful predictions against their share, and the area below it."""
+
+    name: str
+    coverage: Sequence[float]
+    risk: Sequence[float]
+    aurc: float
+
+
+def risk_coverage(
+    curves: Sequence[Curve], *, best: Curve, target: float | None = None, chosen: tuple[float, float] | None = None
+) -> str:
+    """Error where answered against the share of images that is answered, by each score of doubt, and at best.
+
+    `target` is the error that was asked for, `chosen` the (share, error) of the threshold on these images.
+    """
+    with drawing():
+        figure = canvas(WIDTH, 430)
+        axes = figure.subplots()
+        highest = max(max(curve.risk[len(curve.risk) // 20 :]) for curve in curves)  # the first few are chance
+        axes.plot(
+            best.coverage,
+            best.risk,
+            color=INK,
+            alpha=0.55,
+            linewidth=1.2,
+            linestyle=(0, (1, 1.5)),
+            label=f"best possible: AURC {best.aurc:.3g}",
+        )
+        for curve, colour, dash in zip(
+            curves, (PALETTE[0], PALETTE[2], PALETTE[3]), ("-", (0, (6, 2)), (0, (2, 1.5))), strict=False
+        ):
+            label = f"{curve.name}: AURC {curve.aurc:.3g}"
+            (line,) = axes.plot(curve.coverage, curve.risk, color=colour, linewidth=1.9, linestyle=dash, label=label)
+            marked(line, "curve")
+        if target is not None:
+            marked(
+                axes.axhline(
+                    target, color=WRONG, linewidth=1.3, linestyle=(0, (4, 2)), label=f"target {100 * target:.3g} %"
+                ),
+                "target",
+            )
+        if chosen is not None:
+            (dot,) = axes.plot(
+                *chosen,
+                "o",
+                color=WRONG,
+                markersize=8,
+                markeredgecolor=INK,
+                mew=0.8,
+                zorder=4,
+                label="the run's threshold",
+            )
+            marked(dot, "chosen")
+        top = max(highest, target or 0.0, chosen[1] if chosen else 0.0, 1e-3)
+        axes.set(
+            xlim=(0, 1.02),
+            ylim=(0, 1.08 * top),
+            xlabel="share of images answered, least doubtful first",
+            ylabel="share of answers that is wrong",
+        )
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.yaxis.set_major_formatter(PERCENT)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", alignment="left")
+        return rendered(figure, f"Risk and coverage: {', '.join(f'{c.name} AURC {c.aurc:.3g}' for c in curves)}.")
+
+
+def set_coverage(
+    names: Sequence[str], covered: Sequence[float], n: Sequence[int], size: Sequence[float], *, target: float
+) -> str:
+    """How often prediction sets hold the true class, and how large they are, by class."""
+    with drawing():
+        figure = canvas(WIDTH, 95 + 27 * len(names))
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
+        places = range(len(names))
+        for place, share, count in zip(places, covered, n, strict=True):
+            left.hlines(place, *wilson(share, count), color=PALETTE[0], linewidth=2)
+            (dot,) = left.plot(share, place, "o", color=PALETTE[0], markersize=6.5, clip_on=False)
+            marked(dot, "covered")
+        marked(left.axvline(target, color=WRONG, linewidth=1.3, linestyle=(0, (4, 2))), "target")
+        lowest = min([target, *(wilson(share, count)[0] for share, count in zip(covered, n, strict=True))])
+        left.set(
+            xlim=(max(0.0, lowest - 0.03), 1.0), xlabel="covered", yticks=list(places), ylim=(len(names) - 0.5, -0.5)
+        )
+        left.set_yticklabels([plain(name, 14) for name in names])
+        left.xaxis.set_major_formatter(PERCENT)
+        left.xaxis.set_major_locator(MaxNLocator(4))
+        for place, value in zip(places, size, strict=True):
+            (bar,) = right.barh(place, value, height=0.6, color=PALETTE[2], alpha=0.6, linewidth=0)
+            marked(bar, "size")
+        right.set(xlabel="classes in a set", xlim=(0, 1.1 * max(*size, 1)))
+        right.xaxis.set_major_locator(MaxNLocator(3, prune="lower"))  # 0 would touch the 100 % beside it
+        for axes in (left, right):
+            axes.grid(visible=False, axis="y")
+            axes.tick_params(axis="y", length=0)
+        return rendered(
+            figure, f"Coverage and mean size of prediction sets by class; {100 * target:.3g} % were asked for."
+        )
+
+
 def training(log: Sequence[Mapping[str, Any]]) -> str:
     """Both parts of the bound against the step, each on its own axis; hold-out and learning rate where they are known.
 

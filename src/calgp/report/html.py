@@ -14,10 +14,11 @@ from calgp import metrics
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.runs.evaluation import test_images
-from calgp.runs.folder import Card, RunFolder, reporting, write_whole
+from calgp.runs.folder import Card, RunFolder
 from calgp.runs.run import to_json
+from calgp.runs.writing import reporting, write_whole
 
-from . import figures
+from . import decisions, figures
 from .gallery import Gallery, galleries, outside_galleries
 from .svg import PALETTE
 from .words import count, day, decimal, detection, interval, nats, percent, summary
@@ -223,6 +224,7 @@ def _inside(evaluated: Evaluated, card: Card, colour: str) -> dict[str, Any]:
         "reliability": figures.reliability(bins, ece=scores["ece"], mce=scores["mce"], colour=colour),
         "bins": bins,
         "confidence": None if columns is None else _confidence(columns),
+        "decisions": decisions.told(found, columns, card.classes),
         "galleries": _shown(evaluated, galleries, card),
         "absent": evaluated.absent,
     }
@@ -242,6 +244,7 @@ def _outside(evaluated: Evaluated, inside: Sequence[Evaluated], card: Card) -> d
         "figure": _entropies(evaluated, own, card, auroc),
         "table": _detection_rows(ood) if ood else None,
         "auroc": auroc,
+        "decisions": decisions.told_outside(found),
         "galleries": _shown(evaluated, outside_galleries, card),
         "absent": evaluated.absent,
     }
@@ -324,6 +327,7 @@ def _rerun(folder: RunFolder, card: Card, found: Sequence[Evaluated]) -> dict[st
         "command": shlex.join(map(str, command)) if len(command) > 1 else None,
         "evaluations": [
             *_calibration_command(folder, found[0].summary),
+            *_decision_command(folder, found[0].summary),
             *(_evaluation_command(folder, evaluated.summary, card) for evaluated in found),
         ],
         "described": "The first member's training" if card.members else "The whole description of the training",
@@ -342,8 +346,27 @@ def _rerun(folder: RunFolder, card: Card, found: Sequence[Evaluated]) -> dict[st
 def _calibration_command(folder: RunFolder, found: dict[str, Any]) -> list[str]:
     if (by := found.get("calibration")) is None:
         return []
-    options = ["--calibrator", by["calibrator"], "--samples", str(by["samples"]), "--seed", str(by["seed"])]
+    share = [] if by.get("share", 1.0) == 1 else ["--share", str(by["share"])]
+    options = ["--calibrator", by["calibrator"], *share, "--samples", str(by["samples"]), "--seed", str(by["seed"])]
     return [shlex.join(["calgp", "calibrate", str(folder.path), *options])]
+
+
+def _decision_command(folder: RunFolder, found: dict[str, Any]) -> list[str]:
+    if (by := found.get("decisions")) is None:
+        return []
+    made, options = by["made"], []
+    if (selection := made["selection"]) is not None:
+        sure = selection["confidence"]
+        options += ["--error", str(selection["error"])]
+        options += ["--empirical"] if sure is None else ["--confidence", str(sure)]
+        options += ["--score", selection["score"]]
+    if (sets := made["sets"]) is not None:
+        options += ["--coverage", str(sets["coverage"]), "--sets", sets["kind"]]
+        options += ["--by-class"] * sets["by_class"] + ["--empty"] * sets["empty"]
+    if made["calibration"] is None and folder.calibration() is not None:
+        options.append("--uncalibrated")
+    options += ["--samples", str(made["samples"]), "--seed", str(made["seed"])]
+    return [shlex.join(["calgp", "decide", str(folder.path), *options])]
 
 
 def _evaluation_command(folder: RunFolder, found: dict[str, Any], card: Card) -> str:

@@ -2,18 +2,23 @@
 
 from calgp.runs.calibrating import calibrate
 from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.deciding import decide
+from calgp.runs.devices import open_device
 from calgp.runs.ensembles import ensemble
-from calgp.runs.evaluation import Evaluation, evaluate, predict_files, score
+from calgp.runs.evaluation import Evaluation, Predictor, decide_files, evaluate, predict_files, score
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
-from calgp.runs.run import Run, from_json, to_json
+from calgp.runs.run import Run, from_json, identity, to_json
 from calgp.runs.training import Interrupted, Step, fit, train
 from calgp.runs.training_data import TrainingData
+from calgp.runs.verification import Check, verify
 
 __all__ = [
     "Card",
+    "Check",
     "Evaluation",
     "Interrupted",
+    "Predictor",
     "Row",
     "Run",
     "RunFolder",
@@ -21,15 +26,20 @@ __all__ = [
     "TrainingData",
     "calibrate",
     "compare",
+    "decide",
+    "decide_files",
     "ensemble",
     "evaluate",
     "fit",
     "from_json",
+    "identity",
     "keep_freed_memory",
+    "open_device",
     "own_scores",
     "predict_files",
     "score",
     "shipped_run",
     "to_json",
     "train",
+    "verify",
 ]

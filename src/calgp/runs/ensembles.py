@@ -22,7 +22,8 @@ def ensemble(members: Sequence[RunFolder], folder: RunFolder) -> Card:
     listed = tuple(_member(member, card, folder) for member, card in zip(members, cards, strict=True))
     card = replace(cards[0], holdout_rows=_held_out_by_all(cards), environment=environment(), members=listed)
     folder.mixture(card)  # refuses what does not fit together or is not finished
-    folder.create(card)
+    with folder.owned():
+        folder.create(card)
     return card
 
 

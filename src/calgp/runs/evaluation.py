@@ -16,11 +16,13 @@ from calgp import metrics
 from calgp.calibration import Calibrator
 from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
+from calgp.decisions import Decisions
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Model, Predictive, predict_batches
+from calgp.gp import Batch, Model, NumericalError, Predictive, predict_batches
 from calgp.metrics import Outcomes, Scores
 from calgp.nets import Task
-from calgp.runs.folder import RunFolder
+from calgp.runs.decided import decided, kept_promises, selective_scores, with_outcomes
+from calgp.runs.folder import RunFolder, arithmetic
 
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
 BATCH = 100
@@ -34,8 +36,10 @@ class Evaluation:
     source: str
     outside: bool
     outcomes: Outcomes | None
-    columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows: one entry an image
+    columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows, decisions: one entry an image
     summary: dict[str, Any]  # what scores-*.json holds
+    kept: dict[str, Tensor]  # log-probabilities and their spread, if they are few enough to be stored
+    names: tuple[str, ...] | None  # of the images, if they have any
 
 
 def batches(images: Images, model: Model) -> Iterator[Batch]:
@@ -57,22 +61,33 @@ def score(model: Model, images: Images, *, samples: int, seed: int) -> Scores:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model and its calibrator, if it has one: the only place where a run folder's predictions are made."""
+    """A trained model, its calibrator and decisions, if it has them: the only place where predictions are made."""
 
     model: Model
     calibrator: Calibrator | None
+    decisions: Decisions | None = None
 
     @staticmethod
-    def of(folder: RunFolder, fabric: Fabric, *, calibrated: bool) -> "Predictor":
-        """What is in the folder; the model as it was trained where `calibrated` is false."""
-        calibrator = folder.calibrator() if calibrated else None
-        return Predictor(folder.model().to(fabric.device), calibrator)
+    def of(folder: RunFolder, fabric: Fabric, calibration: dict[str, Any] | None) -> "Predictor":
+        """The folder's model, with what calibration.json holds, or as it was trained; and what it decides."""
+        calibrator = None if calibration is None else folder.calibrator(calibration)
+        decisions = folder.decider(calibrated=calibration is not None)
+        return Predictor(folder.model().to(fabric.device), calibrator, decisions)
 
     def predict(self, data: Iterable[Batch], *, samples: int, seed: int) -> Iterator[Predictive]:
         """The predictive of each batch, on the CPU."""
-        for part in predict_batches(self.model, data, samples=samples, seed=seed):
-            part = on_cpu(part)
-            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+        try:
+            for part in predict_batches(self.model, data, samples=samples, seed=seed):
+                part = on_cpu(part)
+                yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+        except NumericalError as error:
+            raise CalgpError(f"These images cannot be predicted: {error}.") from error
+
+    def decided(self, part: Predictive, x: Tensor) -> dict[str, Tensor]:
+        """What the run decides on predicted pictures `x` (uint8); nothing where it has no decisions."""
+        if self.decisions is None:
+            return {}
+        return decided(self.decisions, columns_of(part), part.log_probs, x)
 
 
 def one_device(fabric: Fabric | None) -> Fabric:
@@ -98,41 +113,74 @@ def evaluate(
 
     The images are those of a source, the run's own by default; or `images`, which `source` then only names. A run that
     has been calibrated is scored so unless `calibrated` is false; the files of both stand side by side. With a
-    `corruption` the images are made worse first; its files, too, stand beside the others, as of mnist~noise-3.
+    `corruption` the images are made worse first; its files, too, stand beside the others, as of mnist~noise-3. Where
+    the run has decisions for these probabilities, the summary tells how well they keep their promises.
     """
     fabric, card = one_device(fabric), folder.card()
     source = card.run.source if source is None else source
+    calibration = folder.calibration() if calibrated else None
+    with folder.owned():
+        found = examine(
+            folder, fabric, source=source, images=images, directory=directory, samples=samples, seed=seed,
+            convert=convert, calibration=calibration, corruption=corruption, watch=watch,
+        )  # fmt: skip
+        told = {name: found.summary[name] for name in ("source", "samples", "seed", "calibrator")}
+        told |= {"classes": list(card.classes), "names": found.names}
+        shift = None if corruption is None else corruption.label
+        name = folder.predictions_name(source, found.summary["calibrator"], shift)
+        folder.write_tensors(name, found.columns | found.kept, told)
+        folder.write_evaluation(source, found.summary, shift)
+    return found
+
+
+def examine(
+    folder: RunFolder,
+    fabric: Fabric,
+    *,
+    source: str,
+    images: Images | None = None,
+    directory: Path | None = None,
+    samples: int,
+    seed: int,
+    convert: bool,
+    calibration: dict[str, Any] | None,
+    corruption: Corruption | None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """What `evaluate` finds; nothing is written. `calibration` is what calibration.json holds, or held."""
+    card = folder.card()
     if images is None:
         images = test_images(folder, source, directory=directory, convert=convert)
     check_form(images, card.task, source)
-    shift, named = None, source
+    named = source
     if corruption is not None:
         images = corrupted(images, corruption.kind, corruption.severity, seed=corruption.seed)
-        shift, named = corruption.label, f"{source}~{corruption.label}"
-    predictor = Predictor.of(folder, fabric, calibrated=calibrated)
+        named = f"{source}~{corruption.label}"
+    predictor = Predictor.of(folder, fabric, calibration)
     outside = images.classes != card.classes
     clock = time.perf_counter()
     columns, outcomes, kept = _predicted(predictor, images, samples=samples, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
-    calibration = folder.calibration() if calibrated else None
     calibrator = None if calibration is None else calibration["calibrator"]
     summary = {"source": named, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
     summary |= {"calibrator": calibrator, "calibration": calibration}
     summary |= {"convert": convert, "checksum": images.checksum()}
     summary["corruption"] = None if corruption is None else {"of": source} | asdict(corruption)
+    summary["environment"] = arithmetic(fabric)
     summary["prediction_seconds"] = round(seconds, 3)
     summary["entropy_histogram"] = _histogram(columns["entropy"], math.log(card.task.classes))
     summary["mean_entropy"] = columns["entropy"].mean().item()
     summary["mean_mutual_information"] = columns["mutual_information"].mean().item()
+    summary["decisions"] = None
+    if predictor.decisions is not None:
+        promises = kept_promises(predictor.decisions, columns, len(card.classes), outside=outside)
+        summary["decisions"] = {"made": folder.decisions()} | promises
     if outcomes is not None:
         summary |= _inside(outcomes, kept.get("log_probs"), images.y, seed)
+        summary["selective"] = selective_scores(columns)
     else:
         summary |= _outside(folder, card.run.source, calibrator, columns, seed)
-    told = {"source": named, "samples": samples, "seed": seed, "classes": list(card.classes), "names": images.names}
-    name = folder.predictions_name(source, calibrator, shift)
-    folder.write_tensors(name, columns | kept, told | {"calibrator": calibrator})
-    folder.write_evaluation(source, summary, shift)
-    return Evaluation(named, outside, outcomes, columns, summary)
+    return Evaluation(named, outside, outcomes, columns, summary, kept, images.names)
 
 
 def test_images(folder: RunFolder, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
@@ -157,12 +205,20 @@ def check_form(images: Images, task: Task, source: str) -> None:
 
 def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
     """Size and colour that bring any picture into the form of a task."""
-    if task.height != task.width or task.channels not in (1, 3):
+    if task.height != task.width:
         raise CalgpError(
-            f"The run takes images of {task.channels} × {task.height} × {task.width}; only square grey or RGB images "
-            "can be made from other pictures."
+            f"The run takes images of {task.height} × {task.width}; only square ones can be made from other sets."
         )
-    return task.height, "grey" if task.channels == 1 else "rgb"
+    return task.height, colour_of(task)
+
+
+def colour_of(task: Task) -> Literal["grey", "rgb"]:
+    """The colour of the pictures that a run takes."""
+    if task.channels not in (1, 3):
+        raise CalgpError(
+            f"The run takes images of {task.channels} channels; only grey (1) or RGB (3) can be made from pictures."
+        )
+    return "grey" if task.channels == 1 else "rgb"
 
 
 def predict_files(
@@ -175,16 +231,31 @@ def predict_files(
     calibrated: bool = True,
 ) -> tuple[list[str], Predictive]:
     """What a run makes of picture files and folders of them: their names, and the predictive in the same order."""
+    names, predictive, _ = decide_files(folder, paths, fabric, samples=samples, seed=seed, calibrated=calibrated)
+    return names, predictive
+
+
+def decide_files(
+    folder: RunFolder,
+    paths: Sequence[Path],
+    fabric: Fabric | None = None,
+    *,
+    samples: int = 50,
+    seed: int = 0,
+    calibrated: bool = True,
+) -> tuple[list[str], Predictive, dict[str, Tensor]]:
+    """`predict_files`, and what the run decides on them: `abstained` [N] and `sets` [N, Q], as far as it has them."""
     fabric = one_device(fabric)
     files = [file for path in paths for file in picture_files(path)]
-    size, colour = form(folder.card().task)
-    arrays = [read_picture(file, name=str(file), size=size, colour=colour) for file in files]
-    x = torch.from_numpy(np.stack(arrays)).float() / 255
+    task = folder.card().task
+    size, colour = (task.height, task.width), colour_of(task)
+    x = torch.from_numpy(np.stack([read_picture(file, name=str(file), size=size, colour=colour) for file in files]))
     rows = torch.arange(len(x))
-    parts = zip(x.split(BATCH), rows.split(BATCH), strict=True)
-    predictor = Predictor.of(folder, fabric, calibrated=calibrated)
+    parts = zip((x.float() / 255).split(BATCH), rows.split(BATCH), strict=True)
+    predictor = Predictor.of(folder, fabric, folder.calibration() if calibrated else None)
     predicted = predictor.predict((fabric.to_device(part) for part in parts), samples=samples, seed=seed)
-    return [str(file) for file in files], Predictive.cat(predicted)
+    predictive = Predictive.cat(predicted)
+    return [str(file) for file in files], predictive, predictor.decided(predictive, x)
 
 
 def picture_files(path: Path) -> list[Path]:
@@ -217,10 +288,11 @@ def _predicted(
     outcomes: list[Outcomes] = []
     store = True
     predicted = predictor.predict(batches(images, predictor.model), samples=samples, seed=seed)
-    for part, y in zip(predicted, images.y.split(BATCH), strict=True):
+    for part, y, x in zip(predicted, images.y.split(BATCH), images.x.split(BATCH), strict=True):
         store = len(images) * part.log_probs.shape[1] <= KEEP
         kept = {"log_probs": part.log_probs, "spread": part.spread} if store else {}
-        parts.append(columns_of(part) | kept)
+        found = with_outcomes(predictor.decided(part, x), y, outside=outside)
+        parts.append(columns_of(part) | kept | {name: column for name, column in found.items() if column.dim() == 1})
         if not outside:
             outcomes.append(metrics.outcomes(part.log_probs, y))
         watch(len(y), len(images))

@@ -1,25 +1,26 @@
 """RunFolder: which file of a run is where. Every file appears whole or not at all."""
 
+import functools
 import json
 import os
 import platform
 import re
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
 from safetensors.torch import save
 from torch import Tensor
 
-from calgp import calibration
+from calgp import calibration, decisions
 from calgp._version import __version__
 from calgp.calibration import Calibrator
+from calgp.decisions import Decisions
 from calgp.errors import CalgpError, brief
 from calgp.gp import Mixture, Model
 from calgp.nets import Task
@@ -34,8 +35,9 @@ from calgp.runs.reading import (
     read_lines,
     read_tensors,
 )
-from calgp.runs.run import Run, from_json, to_json
-from calgp.runs.schema import CALIBRATION, CARD, INSIDE, OUTSIDE, RECORD, RECORDS
+from calgp.runs.run import Run, from_json, network, to_json
+from calgp.runs.schema import CALIBRATION, CARD, DECISIONS, INSIDE, OUTSIDE, RECORD, RECORDS
+from calgp.runs.writing import owned, reporting, write_whole
 
 FORMAT = 1  # of run.json; a run folder of another format is refused by name
 
@@ -62,6 +64,7 @@ class Card:
     holdout_rows: tuple[int, ...]  # of an ensemble: what all its members hold out
     environment: dict[str, Any]
     members: tuple[Member, ...] = ()  # none but for an ensemble
+    class_weights: tuple[float, ...] | None = None  # of the likelihood term, where they are not all 1
 
     @property
     def label(self) -> str:
@@ -87,7 +90,7 @@ def _of(single: str, members: list[str]) -> str:
 
 
 class RunFolder:
-    """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, calibration, predictions and scores.
+    """A folder that holds a run as data: run.json, model.safetensors, log.jsonl, calibration, decisions, scores …
 
     Predictions and scores of calibrated probabilities have the calibrator in their names: scores-mnist.temperature.json
     stands beside scores-mnist.json. Those of corrupted images have the corruption: scores-mnist~noise-3.json.
@@ -111,8 +114,12 @@ class RunFolder:
         """Whether a training can be resumed here."""
         return is_file(self.path / "checkpoint.safetensors")
 
+    def owned(self) -> AbstractContextManager[None]:
+        """Be the only process that writes here. What dead ones have left unfinished is removed."""
+        return owned(self.path)
+
     def create(self, card: Card) -> None:
-        """Make the folder and its run.json."""
+        """Make the folder, if need be, and its run.json."""
         with reporting(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         data = {
@@ -125,6 +132,7 @@ class RunFolder:
             "holdout_rows": list(card.holdout_rows),
             "environment": card.environment,
             "members": [asdict(member) for member in card.members],
+            "class_weights": card.class_weights,
         }
         self._write_json("run.json", data)
 
@@ -159,6 +167,7 @@ class RunFolder:
                     Member(member["path"], member["label"], member["network"], member["seed"])
                     for member in data.get("members", ())
                 ),
+                class_weights=None if data.get("class_weights") is None else tuple(data["class_weights"]),
             )
         except CalgpError as error:
             path = self.path / "run.json"
@@ -206,15 +215,49 @@ class RunFolder:
         except CalgpError as error:
             raise CalgpError(f"{path} cannot be used ({error}); `calgp calibrate {self.path}` makes it anew.") from None
 
-    def calibrator(self) -> Calibrator | None:
-        """What all predictions of the run go through, if it is calibrated."""
-        found = self.calibration()
-        return (
-            None if found is None else calibration.from_json({"calibrator": found["calibrator"]} | found["parameters"])
-        )
+    def calibrator(self, found: dict[str, Any] | None = None) -> Calibrator | None:
+        """What all predictions of the run go through, if it is calibrated; or of what calibration.json once held."""
+        found = self.calibration() if found is None else found
+        if found is None:
+            return None
+        try:
+            return calibration.from_json({"calibrator": found["calibrator"]} | found["parameters"])
+        except (CalgpError, KeyError, TypeError) as error:
+            path = self.path / "calibration.json"
+            raise CalgpError(f"{path} cannot be used ({error}); `calgp calibrate {self.path}` makes it anew.") from None
 
     def write_calibration(self, found: dict[str, Any]) -> None:
         self._write_json("calibration.json", found)
+
+    def probabilities(self, *, calibrated: bool) -> dict[str, Any] | None:
+        """What probabilities go through: the calibrator and its parameters; None: they are as trained."""
+        found = self.calibration() if calibrated else None
+        return None if found is None else {name: found.get(name) for name in ("calibrator", "parameters")}
+
+    def decisions(self) -> dict[str, Any] | None:
+        """decisions.json: thresholds, sets, and the probabilities that they are for; None if nothing was decided."""
+        path = self.path / "decisions.json"
+        if not is_file(path):
+            return None
+        try:
+            return DECISIONS.check(read_json(path))
+        except CalgpError as error:
+            raise CalgpError(f"{path} cannot be used ({error}); `calgp decide {self.path}` makes it anew.") from None
+
+    def decider(self, *, calibrated: bool) -> Decisions | None:
+        """The run's decisions, if they were made for such probabilities as it gives now."""
+        found = self.decisions()
+        if found is None:
+            return None
+        try:
+            same = found["calibration"] == self.probabilities(calibrated=calibrated)
+            return decisions.from_json(found) if same else None
+        except (CalgpError, KeyError, TypeError) as error:
+            path = self.path / "decisions.json"
+            raise CalgpError(f"{path} cannot be used ({error}); `calgp decide {self.path}` makes it anew.") from None
+
+    def write_decisions(self, found: dict[str, Any]) -> None:
+        self._write_json("decisions.json", found)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file of the folder; of a model or a checkpoint, those that run.json describes."""
@@ -243,12 +286,23 @@ class RunFolder:
         self._write(name, save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": digest(tensors)}))
 
     def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+        with reporting(self.path):
+            (self.path / name).unlink(missing_ok=True)
 
     def append_log(self, record: dict[str, Any]) -> None:
         """One line of log.jsonl."""
         with reporting(self.path), (self.path / "log.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+    def flush_log(self) -> None:
+        """Make the lines of log.jsonl last, before a file that counts on them is written."""
+        with reporting(self.path), (self.path / "log.jsonl").open("a") as file:
+            os.fsync(file.fileno())
+
+    def cut_log(self, step: int) -> None:
+        """Leave out of log.jsonl what comes after a step, so that the steps can be made again."""
+        kept = [json.dumps(record) + "\n" for record in self.log() if record["step"] <= step]
+        self._write("log.jsonl", "".join(kept).encode())
 
     def log(self) -> list[dict[str, Any]]:
         """log.jsonl. Of a step written twice (by a resumed run) the later line counts; a line cut off is left out."""
@@ -314,7 +368,7 @@ def shipped_run() -> RunFolder:
 def build(run: Run, task: Task) -> Model:
     """The model of a run, everything that is drawn once drawn from its seed."""
     generator = torch.Generator().manual_seed(run.seed)
-    model = run.method.build(task, run.backbone, generator=generator)
+    model = run.method.build(task, network(run), generator=generator)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -327,42 +381,34 @@ def load_state(module: torch.nn.Module, state: dict[str, Tensor], path: Path) ->
         raise CalgpError(f"{path} does not fit the model that run.json describes: {first}") from None
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write aside, flush to the disk, rename: the file appears whole or not at all."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def reporting(path: Path) -> Iterator[None]:
-    """Failures of the file system, as one clear sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise CalgpError(
-            f"Cannot write in {path}: {error.strerror or error}. Choose another folder with --out, or make room."
-        ) from None
-
-
-def environment() -> dict[str, Any]:
-    """What a run was made by."""
-    program = Path(sys.argv[0]).name
-    command = ["calgp"] if program in ("calgp", "__main__.py") else ["python", program]
+def arithmetic(fabric: Fabric | None = None) -> dict[str, Any]:
+    """What decides the bits of a result, besides the run and its data."""
+    where = {} if fabric is None else {"device": fabric.device.type, "precision": fabric.strategy.precision.precision}
     return {
         "calgp": __version__,
         "torch": torch.__version__,
-        "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
+        "processor": processor(),
+    } | where
+
+
+@functools.cache
+def processor() -> str:
+    """The processor's name, where the system tells it, and the instructions that torch uses of it."""
+    told = Path("/proc/cpuinfo")
+    text = told.read_text(errors="replace") if told.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return f"{found[1] if found else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def environment(fabric: Fabric | None = None) -> dict[str, Any]:
+    """What a run was made by."""
+    program = Path(sys.argv[0]).name
+    command = ["calgp"] if program in ("calgp", "__main__.py") else ["python", program]
+    return arithmetic(fabric) | {
+        "python": platform.python_version(),
+        "platform": platform.system(),
         "command": [*command, *sys.argv[1:]],
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

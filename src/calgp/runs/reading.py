@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from calgp.errors import CalgpError, brief
 from calgp.gp import Model
 from calgp.nets import Task
-from calgp.runs.run import Run
+from calgp.runs.run import Run, network
 from calgp.runs.schema import CHECKPOINT
 
 LARGEST_JSON = 2**24  # bytes of a JSON file; parsed it takes up to 30 times as much
@@ -164,11 +164,15 @@ def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = 
 def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> None:
     """Refuse a checkpoint that is not of the model of run.json and of an optimiser of that model."""
     check_model(run, task, header, path, prefix="model.")
+    if any(name.startswith("best.") for name in header.tensors):
+        check_model(run, task, header, path, prefix="best.")
     CHECKPOINT.check(header.metadata)
+    if run.patience is not None and "stopping" not in header.metadata:
+        raise _unfit(path, "it does not tell how far an early stop is")
     model = model_without_memory(run, task, most=4 * len(header.tensors) + 100)
     shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
     for name, each in header.tensors.items():
-        if name.startswith("model."):
+        if name.startswith(("model.", "best.")):
             continue
         found = OPTIMISER.fullmatch(name)
         if found is None or int(found[1]) >= len(shapes):
@@ -187,12 +191,12 @@ def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[
             raise ValueError(f"it lacks the column {absent[0]}")
         n = len(tensors["label"]) if tensors["label"].ndim == 1 else 0
         for name, values in tensors.items():
-            wide = name in ("log_probs", "spread")
+            wide = name in ("log_probs", "spread", "sets")
             if n < 1 or values.shape != ((n, classes) if wide else (n,)):
                 raise ValueError(f"{brief(name)} has the shape {list(values.shape)}, not a row for each of {n} images")
             if name in kinds and values.dtype != kinds[name]:
                 raise ValueError(f"{brief(name)} is of {values.dtype}, expected {kinds[name]}")
-            if (wide or name in floats) and not values.is_floating_point():
+            if name in ("log_probs", "spread", *floats) and not values.is_floating_point():
                 raise ValueError(f"{brief(name)} is of {values.dtype}, expected numbers")
         if any(not tensors[name].isfinite().all() for name in floats):
             raise ValueError("it has numbers that are not finite")
@@ -205,7 +209,7 @@ def model_without_memory(run: Run, task: Task, *, most: int) -> Model:
     """The model of a run on the meta device, where tensors have no content; refused beyond `most` tensors."""
     try:
         with _counting(most), _Valueless(), torch.device("meta"):
-            return run.method.build(task, run.backbone)
+            return run.method.build(task, network(run))
     except CalgpError:
         raise
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:

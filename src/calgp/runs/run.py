@@ -3,17 +3,22 @@
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from calgp.errors import CalgpError, brief
 from calgp.methods import METHODS, Method
-from calgp.nets import BACKBONES, Backbone
+from calgp.nets import BACKBONES, Backbone, Standardised
 
 MOST = 1e12  # images, steps, epochs: no machine has so many
 Described = TypeVar("Described", Method, Backbone)
+
+
+def later(default: Any) -> Any:
+    """An option younger than results that are kept: at its default it is no part of a run's `identity`."""
+    return field(default=default, metadata={"later": True})
 
 
 @dataclass(frozen=True)
@@ -24,13 +29,21 @@ class Run:
     source: a data set by name, or folder:PATH; `size` and `colour` convert its images.
     train_size: a balanced part of the training images; None means all of them.
     holdout: the share of the training images kept for validation and calibration (0: none); None means 0, or 0.1
-        where the method calibrates at the end of training.
+        where the method calibrates at the end of training or `patience` is given.
     seed: of everything that is random: subset, hold-out, Ω, first weights, order of the data, masks.
     split_seed: of subset and hold-out alone, so that runs of several seeds (an ensemble) share them; None means `seed`.
     epochs, steps: how long; `steps`, if given, decides.
     learning_rate, schedule: constant, cosine (falling to 0) or one-cycle (rising for a quarter, then falling to 0).
     kl_weight: factor of the KL term; 1 is the bound.
     mc_samples: N_MC, the samples that estimate the likelihood term in a step.
+    class_weights: w_q of the weighted likelihood term Σ_i w_{y_i} E_q log p(y_i | x_i): numbers in the order of the
+        classes, or balanced, n / (Q n_q), with which every class weighs the same and all together n; None means 1.
+    augment: changes of the training images, drawn anew in each step: flip (left and right) and crop (moved by up to
+        `crop` pixels in each direction, black where nothing was). Evaluation never changes images.
+    normalise: none, x / 255 as the paper has it; or standard, less the mean and divided by the standard deviation of
+        each channel over the training images, which are stored with the model.
+    patience: stop after so many epochs without a better MNLL of one half of the hold-out, and keep the best state; the
+        other half stays for calibration. None means to go on to the end.
     """
 
     method: Method
@@ -50,19 +63,31 @@ class Run:
     schedule: Literal["constant", "cosine", "one-cycle"] = "constant"
     kl_weight: float = 1.0
     mc_samples: int = 1
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = later(None)
+    augment: tuple[Literal["flip", "crop"], ...] = later(())
+    crop: int = later(4)
+    normalise: Literal["none", "standard"] = later("none")
+    patience: int | None = later(None)
 
     def __post_init__(self) -> None:
-        for name in ("size", "train_size", "steps", "batch_size", "mc_samples", "epochs", "learning_rate"):
+        positive = ("size", "train_size", "steps", "batch_size", "mc_samples", "epochs", "learning_rate")
+        for name in (*positive, "crop", "patience"):
             value = getattr(self, name)
             if value is not None and not 0 < value < MOST:
                 raise CalgpError(f"{name}={brief(value)} cannot be; it must be positive, and less than {MOST:.0e}.")
         calibrator = self.method.calibrator
         if self.holdout is None:
-            object.__setattr__(self, "holdout", 0.1 if calibrator else 0.0)
+            object.__setattr__(self, "holdout", 0.1 if calibrator or self.patience else 0.0)
         if not 0 <= self.holdout < 1:  # type: ignore[operator]
             raise CalgpError(f"holdout={self.holdout} cannot be; it is a share of the training images, such as 0.1.")
         if calibrator and not self.holdout:
             raise CalgpError(f"{self.label} fits its {calibrator} on held-out images; --holdout 0.1 keeps a tenth.")
+        if self.patience and not self.holdout:
+            raise CalgpError(f"patience={self.patience} is told by held-out images; --holdout 0.1 keeps a tenth.")
+        object.__setattr__(self, "augment", tuple(sorted(set(self.augment))))
+        weights = self.class_weights if isinstance(self.class_weights, tuple) else (1.0,)
+        if not all(0 <= weight < math.inf for weight in weights) or not sum(weights) > 0:
+            raise CalgpError(f"class_weights={weights} cannot be; they are 0 or more, and not all 0.")
         if not 0 <= self.kl_weight < math.inf:
             raise CalgpError(f"kl_weight={self.kl_weight} cannot be; it must be 0 or more.")
         for name in ("seed", "split_seed"):
@@ -94,10 +119,25 @@ class Run:
         return _label(self.backbone, BACKBONES)
 
 
+def network(run: Run) -> Backbone:
+    """The network as the run's method gets it: behind a normalisation, where the run asks for one."""
+    return Standardised(run.backbone) if run.normalise == "standard" else run.backbone
+
+
 def to_json(run: Run) -> dict[str, Any]:
     """The run as plain data."""
     data = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     return data | {name: _described(data[name]) for name in ("method", "backbone")}
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """`to_json` without later options that are at their defaults: the same for equal runs of all versions."""
+    data = to_json(run)
+    for described, options in ((run, data), (run.method, data["method"]), (run.backbone, data["backbone"])):
+        for each in dataclasses.fields(described):  # pyright: ignore[reportArgumentType]
+            if each.metadata.get("later") and getattr(described, each.name) == each.default:
+                del options[each.name]
+    return data
 
 
 def from_json(data: dict[str, Any]) -> Run:

@@ -6,7 +6,7 @@ Keys that are not named here are let through: a later version may write more.
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from calgp import calibration
@@ -176,12 +176,30 @@ class HoldoutRecord(TypedDict):
     err: Real
 
 
+class Stopping(TypedDict):
+    """How far an early stop is: exactly what `EarlyStopping` takes."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    mnll: Real
+    step: Whole
+    epochs: Whole
+
+
 class Checkpoint(TypedDict):
     """What is stored beside the tensors of a checkpoint."""
 
     step: Count
     failed: NotRequired[Whole]
-    totals: NotRequired[Annotated[list[Real], Field(max_length=16)]]
+    totals: NotRequired[Annotated[list[Real], Field(min_length=3, max_length=3)]]
+    stopping: NotRequired[Stopping]
+
+
+class DecisionsData(TypedDict):
+    """decisions.json; what is decided is checked by `calgp.decisions`."""
+
+    selection: dict[str, Any] | None
+    sets: dict[str, Any] | None
 
 
 class TaskData(TypedDict):
@@ -213,6 +231,7 @@ class CardData(TypedDict):
     checksum: Text
     holdout_rows: list[Whole]
     environment: Environment
+    class_weights: NotRequired[list[Finite] | None]
     members: NotRequired[Annotated[list[MemberData], Field(max_length=1000)]]
 
 
@@ -246,5 +265,6 @@ INSIDE = Schema(Inside)
 OUTSIDE = Schema(Outside)
 CALIBRATION = Schema(Annotated[Calibration, AfterValidator(_usable)])
 CHECKPOINT = Schema(Checkpoint)
+DECISIONS = Schema(DecisionsData)
 RECORD = Schema(Record)
 RECORDS = {"train": Schema(TrainRecord), "holdout": Schema(HoldoutRecord)}

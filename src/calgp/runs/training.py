@@ -1,13 +1,15 @@
 """The training loop, and a training from a Run to files."""
 
 import functools
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -16,15 +18,20 @@ from torch import Tensor
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, Noise, NumericalError
-from calgp.nets import Task
+from calgp.nets import Task, standardisers
+from calgp.runs.augmentation import augmented
 from calgp.runs.calibrating import fit_calibrator
 from calgp.runs.evaluation import one_device, score
-from calgp.runs.folder import Card, RunFolder, build, environment, load_state
+from calgp.runs.folder import Card, RunFolder, arithmetic, build, environment, load_state
 from calgp.runs.run import Run
-from calgp.runs.training_data import TrainingData
+from calgp.runs.stopping import EarlyStopping
+from calgp.runs.training_data import TrainingData, class_weights
 
-CHECKPOINT_SECONDS = 60.0
+CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT_SECONDS = 60.0  # between checkpoints, unless told
 LOG_STEPS = 20
+ROWS_TOLD = 8
+PATIENCE = 10  # steps in a row that may fail; of a training of fewer than 20 steps, half of them
 
 
 class Interrupted(CalgpError):
@@ -33,39 +40,101 @@ class Interrupted(CalgpError):
 
 @dataclass(frozen=True)
 class Step:
-    """One optimiser step, done. Both parts of the bound are still on the device."""
+    """One optimiser step, done or skipped. Both parts of the bound are still on the device."""
 
     step: int
     steps: int
     nll: Tensor
     kl: Tensor
     learning_rate: float
+    skipped: str | None = None  # why the step changed nothing
 
 
 def fit(
-    bound: Bound, optimiser: torch.optim.Optimizer, images: Images, run: Run, *, fabric: Fabric, first: int = 0
+    bound: Bound,
+    optimiser: torch.optim.Optimizer,
+    images: Images,
+    run: Run,
+    *,
+    fabric: Fabric,
+    first: int = 0,
+    failed: int = 0,
 ) -> Iterator[Step]:
     """Minimise the bound over the images, a step each time it is asked for the next: Adam on Eq. (6) by (8), (9).
 
-    Order and masks are functions of (seed, step), so that starting at step `first` is the same as coming from 0. A step
-    whose numbers fail raises NumericalError and changes nothing.
+    Order, masks and augmentation are functions of (seed, step), so that starting at step `first` is the same as coming
+    from 0. A step whose numbers fail (a loss or a gradient that is not finite, a covariance without a factor) is
+    skipped: it changes nothing. After PATIENCE of them in a row, counted from `failed`, NumericalError tells of the
+    last.
     """
-    steps = run.total_steps(len(images))
+    steps, undo = run.total_steps(len(images)), _Undo(bound)
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    scaled = getattr(fabric.strategy.precision, "scaler", None) is not None  # 16-mixed
     for step in range(first, steps):
         index = order(len(images), run.batch_size, step, run.seed)
         x, y = fabric.to_device((images.pixels(index), images.y[index]))
-        noise = training_noise(run, step, images.rows[index].to(x.device))
+        rows = images.rows[index].to(x.device)
+        x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
+        noise = training_noise(run, step, rows)
         rate = run.learning_rate_at(step, steps)
         for group in optimiser.param_groups:
             group["lr"] = rate
         optimiser.zero_grad(set_to_none=True)
-        nll, kl = bound(x, y, noise)
-        loss = nll + run.kl_weight * kl
-        if not loss.isfinite():  # before anything is changed by it
-            raise NumericalError(f"the bound is no finite number: likelihood term {nll:g}, KL term {kl:g}")
-        fabric.backward(loss)
-        optimiser.step()
-        yield Step(step + 1, steps, nll.detach(), kl.detach(), rate)
+        undo.remember()
+        nll = kl = torch.full((), math.nan)
+        try:
+            nll, kl = bound(x, y, noise)
+            loss = nll + run.kl_weight * kl
+            fabric.backward(loss)
+            why = _failure(bound.model, parameters, nll, kl, loss)
+        except NumericalError as error:
+            why = str(error)
+        if why is None or scaled:  # a scaler skips such a step itself, and learns from it to scale less
+            optimiser.step()
+        (undo.forget if why is None else undo.restore)()
+        failed = 0 if why is None else failed + 1
+        if failed >= min(PATIENCE, -(-steps // 2)):
+            rows = ", ".join(map(str, images.rows[index][:ROWS_TOLD].tolist()))
+            raise NumericalError(
+                f"step {step + 1} failed, as did the {failed - 1} before it: {why}; its images were rows {rows}"
+                f"{', …' if len(index) > ROWS_TOLD else ''} of {run.source}"
+            )
+        yield Step(step + 1, steps, nll.detach(), kl.detach(), rate, why)
+
+
+def _failure(model: Model, parameters: list[Tensor], nll: Tensor, kl: Tensor, loss: Tensor) -> str | None:
+    """Which number of a step is not finite; None if all are. Only if the norms tell is each gradient looked at."""
+    norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
+    if (loss + torch.stack(norms).sum()).isfinite():
+        return None
+    if not loss.isfinite():
+        return f"the bound is no finite number: likelihood term {nll:g}, KL term {kl:g}"
+    spoiled = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    if not spoiled:  # the gradients are finite, their squares are not
+        return None
+    others = f" and of {len(spoiled) - 1} other parameters" if len(spoiled) > 1 else ""
+    return f"the gradient of {spoiled[0]}{others} is not finite"
+
+
+class _Undo:
+    """Takes back what a forward pass changes in a module besides its parameters: running statistics of batch norm."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.moving = list(module.buffers())  # until a first good step has told which of them move
+        self.told = False
+
+    def remember(self) -> None:
+        self.kept = [(buffer, buffer.clone()) for buffer in self.moving]
+
+    def restore(self) -> None:
+        for buffer, value in self.kept:
+            buffer.copy_(value)
+
+    def forget(self) -> None:
+        if not self.told:  # by their values: batch norm does not count its changes as torch's versions do
+            self.moving = [buffer for buffer, value in self.kept if not buffer.equal(value)]
+            self.told = True
 
 
 def order(n: int, batch_size: int, step: int, seed: int) -> Tensor:
@@ -101,84 +170,161 @@ def train(
     data: TrainingData | None = None,
     directory: Path | None = None,
     resume: bool = False,
+    checkpoint_seconds: float | None = None,
     watch: Callable[[Step], None] = lambda step: None,
 ) -> Model:
     """Train a run into its folder. Ctrl-C saves after the step at hand and raises Interrupted.
 
-    Where the numbers fail (a loss that is not finite, a covariance that has no factor), the last good state is kept as
-    the checkpoint, and a CalgpError says so.
+    A training that was killed at any moment and resumed ends with the same bits. One that had not come to its first
+    checkpoint (one every `checkpoint_seconds`, 60 unless given) starts again, with `resume` or without.
+    Where the numbers fail in too many steps in a row, the last good state is kept as the checkpoint, and a CalgpError
+    tells which number and which images.
     """
     fabric = one_device(fabric)
     data = TrainingData.of(run, directory) if data is None else data
     if run.method.calibrator and data.held_out is None:
         raise CalgpError(f"{run.label} fits its {run.method.calibrator} on held-out images; give some with the data.")
+    if run.patience and data.stopping is None:
+        raise CalgpError(f"patience={run.patience} needs images to stop by: TrainingData(train, held_out, stopping).")
+    every = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+    with folder.owned():
+        if resume and folder.finished and folder.interrupted:  # killed between the model and the end
+            folder.remove(CHECKPOINT)
+            return folder.model()
+        model = _trained(run, folder, fabric, data, resume=resume, every=every, watch=watch)
+        run.method.finish(model, data.train)
+        if run.method.calibrator and data.held_out is not None:
+            folder.write_calibration(fit_calibrator(model, data.held_out, run.method.calibrator, samples=50, seed=0))
+        folder.flush_log()
+        folder.write_tensors("model.safetensors", model.state_dict())
+        folder.remove(CHECKPOINT)
+    return model
+
+
+def _trained(
+    run: Run,
+    folder: RunFolder,
+    fabric: Fabric,
+    data: TrainingData,
+    *,
+    resume: bool,
+    every: float,
+    watch: Callable[[Step], None],
+) -> Model:
+    """The model after the last step."""
     task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
     model = build(run, task)
-    if not resume:
+    _check(run, folder, data, resume=resume)
+    if folder.interrupted:
+        optimiser = make_optimiser(run, model)
+        done = _resumed(folder, model, optimiser)
+        _tell_environment(folder, fabric)
+    else:
+        _normalise(run, model, data.train)
         run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
-    optimiser = make_optimiser(run, model)
-    first = _resumed(folder, model, optimiser, data) if resume else _begun(run, folder, task, data)
-    bound, optimiser = fabric.setup(Bound(model, len(data.train)), optimiser)
-    clock, totals, saved = time.perf_counter(), torch.zeros(3), time.monotonic()
-    done = _Done(first)
-    with interruptible() as stop, _keeping_the_last_good_state(folder, model, optimiser, done):
-        for step in fit(bound, optimiser, data.train, run, fabric=fabric, first=first):
-            done.steps = step.step
+        optimiser = make_optimiser(run, model)
+        done = _begun(run, folder, fabric, task, data)
+    bound, optimiser = fabric.setup(Bound(model, len(data.train), class_weights(run, data.train)), optimiser)
+    clock, totals, saved = time.perf_counter(), torch.tensor(done.totals), time.monotonic()
+    good = _Good(done, _stopping(run, folder))
+    with interruptible() as stop, _keeping_the_last_good_state(folder, model, optimiser, good):
+        for step in fit(bound, optimiser, data.train, run, fabric=fabric, first=done.step, failed=done.failed):
             watch(step)
-            totals += torch.stack([step.nll, step.kl, torch.ones_like(step.nll)]).cpu()
+            if step.skipped is None:
+                totals += torch.stack([step.nll, step.kl, torch.ones_like(step.nll)]).cpu()
+            else:
+                folder.append_log({"kind": "skipped", "step": step.step, "why": step.skipped})
             last = step.step == step.steps
-            if last or step.step % LOG_STEPS == 0:
+            if (last or step.step % LOG_STEPS == 0) and totals[2]:
                 nll, kl = (totals[:2] / totals[2]).tolist()
                 seconds, clock = time.perf_counter() - clock, time.perf_counter()
                 record = {"kind": "train", "step": step.step, "nll": nll, "kl": kl, "rate": step.learning_rate}
                 folder.append_log(record | {"seconds": round(seconds, 3)})
                 totals.zero_()
-            if data.held_out is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
-                scores = score(model, data.held_out, samples=10, seed=run.seed)
-                folder.append_log({"kind": "holdout", "step": step.step} | scores.to_dict())
-            if last or stop.is_set() or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            if data.watched is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
+                seen = _holdout(model, data.watched, run, step.step)
+                folder.append_log(seen)
+                if good.stopping is not None:
+                    good.stopping.see(step.step, seen.get("mnll", math.nan), model)
+                    last = last or good.stopping.over
+            failed = 0 if step.skipped is None else done.failed + 1
+            done = _Done(step.step, failed, totals.tolist())
+            good.done = done if step.skipped is None else good.done
+            if last or stop.is_set() or time.monotonic() - saved > every:
                 _require_finite(model)
                 if not last:
-                    _save_checkpoint(folder, model, optimiser, step.step)
+                    _save_checkpoint(folder, model, optimiser, done, good.stopping)
                 saved = time.monotonic()
             if stop.is_set() and not last:
                 raise Interrupted(
                     f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume {folder.path}"
                 )
-    run.method.finish(model, data.train)
-    if run.method.calibrator and data.held_out is not None:
-        folder.write_calibration(fit_calibrator(model, data.held_out, run.method.calibrator, samples=50, seed=0))
-    folder.write_tensors("model.safetensors", model.state_dict())
-    folder.remove("checkpoint.safetensors")
+            if last:
+                break
+    if good.stopping is not None:
+        good.stopping.restore(model)
+        folder.append_log({"kind": "kept", "step": good.stopping.step, "mnll": good.stopping.mnll})
     return model
 
 
-def _begun(run: Run, folder: RunFolder, task: Task, data: TrainingData) -> int:
-    if folder.finished or folder.interrupted:
-        raise CalgpError(
-            f"{folder.path} already holds a run. Choose another --out, or, if it was interrupted, go on with "
-            f"`calgp train --resume {folder.path}`."
-        )
-    held_out = () if data.held_out is None else tuple(data.held_out.rows.tolist())
-    classes, n = data.train.classes, len(data.train)
-    folder.create(Card(run, task, classes, n, data.train.checksum(), held_out, environment()))
-    folder.remove("log.jsonl")
-    folder.remove("calibration.json")
-    return 0
+def _holdout(model: Model, images: Images, run: Run, step: int) -> dict[str, Any]:
+    """A line of the log. Scores that cannot be found stop nothing: the next steps will tell."""
+    try:
+        scores = score(model, images, samples=10, seed=run.seed).to_dict()
+    except NumericalError as error:
+        return {"kind": "unscored", "step": step, "why": str(error)}
+    return {"kind": "holdout", "step": step} | scores
 
 
-def _resumed(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, data: TrainingData) -> int:
+@dataclass(frozen=True)
+class _Done:
+    """How far a training has come: steps, how many of the last failed in a row, sums since the last line of the log.
+
+    With the model and the optimiser it is all that a checkpoint needs: order and masks are functions of the step.
+    """
+
+    step: int = 0
+    failed: int = 0
+    totals: Sequence[float] = (0.0, 0.0, 0.0)
+
+
+def _check(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> None:
+    """Whether a folder may be trained into: nobody's, or the same run's, which is not finished."""
+    begun = (folder.path / "run.json").is_file()
+    if not resume:
+        if folder.finished or folder.interrupted or (begun and folder.card().run != run):
+            raise CalgpError(
+                f"{folder.path} already holds a run. Choose another --out, or, if it was interrupted, go on with "
+                f"`calgp train --resume {folder.path}`."
+            )
+        return
+    if not begun:
+        raise CalgpError(f"{folder.path} has no run to resume; `calgp train --out {folder.path}` begins one.")
     if folder.finished:
         raise CalgpError(f"{folder.path} is finished: there is nothing to resume.")
-    if not folder.interrupted:
-        raise CalgpError(f"{folder.path} has no checkpoint to resume from; train it anew into another folder.")
     if data.train.checksum() != folder.card().checksum:
         raise CalgpError(
             f"The training images are not those that {folder.path} was begun with; resuming would mix them."
         )
-    tensors = folder.tensors("checkpoint.safetensors")
+
+
+def _begun(run: Run, folder: RunFolder, fabric: Fabric, task: Task, data: TrainingData) -> _Done:
+    held_out = () if data.held_out is None else tuple(data.held_out.rows.tolist())
+    classes, n = data.train.classes, len(data.train)
+    weights = class_weights(run, data.train)
+    told = None if weights is None else tuple(weights.tolist())
+    described = Card(run, task, classes, n, data.train.checksum(), held_out, environment(fabric), class_weights=told)
+    folder.create(described)
+    folder.remove("log.jsonl")
+    folder.remove("calibration.json")
+    folder.remove("decisions.json")
+    return _Done()
+
+
+def _resumed(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer) -> _Done:
+    tensors, told = folder.tensors(CHECKPOINT), folder.metadata(CHECKPOINT)
     model_state = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-    load_state(model, model_state, folder.path / "checkpoint.safetensors")
+    load_state(model, model_state, folder.path / CHECKPOINT)
     parameters = optimiser.param_groups[0]["params"]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
@@ -189,41 +335,82 @@ def _resumed(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, 
             restored = torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
             state.setdefault(int(index), {})[name] = restored
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    return int(folder.metadata("checkpoint.safetensors")["step"])
+    done = _Done(**{field.name: told[field.name] for field in fields(_Done) if field.name in told})
+    folder.cut_log(done.step)
+    return done
 
 
-def _save_checkpoint(folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, step: int) -> None:
-    """Model, optimiser and step; order and masks are functions of the step, so there is no more to save."""
+def _save_checkpoint(
+    folder: RunFolder,
+    model: Model,
+    optimiser: torch.optim.Optimizer,
+    done: _Done,
+    stopping: EarlyStopping | None = None,
+) -> None:
+    """Model, optimiser, how far it is and, for an early stop, the best so far; all else is a function of the step."""
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    folder.write_tensors("checkpoint.safetensors", tensors, {"step": step})
+    told = asdict(done)
+    if stopping is not None:
+        tensors |= {f"best.{key}": value for key, value in stopping.state.items()}
+        told["stopping"] = stopping.to_json()
+    folder.flush_log()
+    folder.write_tensors(CHECKPOINT, tensors, told)
+
+
+def _normalise(run: Run, model: Model, train: Images) -> None:
+    """Let the model take mean and deviation of its training images, where the run asks for it."""
+    found = standardisers(model)
+    if run.normalise == "standard" and not found:
+        raise CalgpError(f"{run.label} has no network to normalise images for; leave --normalise out.")
+    for features in found:
+        features.fit(train.x)
+
+
+def _stopping(run: Run, folder: RunFolder) -> EarlyStopping | None:
+    """Whether to watch for an early stop, and what a resumed training has seen so far."""
+    if run.patience is None or not folder.interrupted:
+        return None if run.patience is None else EarlyStopping(run.patience)
+    told, tensors = folder.metadata(CHECKPOINT)["stopping"], folder.tensors(CHECKPOINT)
+    state = {key.removeprefix("best."): value for key, value in tensors.items() if key.startswith("best.")}
+    return EarlyStopping(run.patience, **told, state=state)
+
+
+def _tell_environment(folder: RunFolder, fabric: Fabric) -> None:
+    """Note in run.json where a training goes on, if that may change its bits."""
+    card, now = folder.card(), arithmetic(fabric)
+    before = card.environment.get("resumed", [card.environment])[-1]
+    if any(before.get(name) != value for name, value in now.items()):
+        resumed = [*card.environment.get("resumed", ()), now]
+        folder.create(replace(card, environment=card.environment | {"resumed": resumed}))
 
 
 @dataclass
-class _Done:
-    """How far a training has come."""
+class _Good:
+    """How far a training had come when its numbers were last good, and its best state, if it may stop early."""
 
-    steps: int
+    done: _Done
+    stopping: EarlyStopping | None
 
 
 @contextmanager
 def _keeping_the_last_good_state(
-    folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, done: _Done
+    folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, good: _Good
 ) -> Iterator[None]:
     """Numbers that fail end a training with a checkpoint of the state before, or with the last one, if that has failed.
 
-    It has when a gradient was not finite where the loss still was: the optimiser has then spoiled the parameters.
+    It has when a step was so large that parameters overflowed.
     """
     try:
         yield
     except NumericalError as error:
         with suppress(NumericalError):
             _require_finite(model)
-            _save_checkpoint(folder, model, optimiser, done.steps)
+            _save_checkpoint(folder, model, optimiser, good.done, good.stopping)
         raise CalgpError(
-            f"Training failed after step {done.steps}: {error}. {_kept(folder)} Train again with a smaller learning "
-            "rate or in double precision."
+            f"Training failed after step {good.done.step}: {error}. {_kept(folder)} Train again with a smaller "
+            "learning rate or in double precision."
         ) from error
 
 
@@ -236,7 +423,7 @@ def _require_finite(model: Model) -> None:
 def _kept(folder: RunFolder) -> str:
     if not folder.interrupted:
         return "No good state was left to keep."
-    return f"{folder.path} keeps the state after step {folder.metadata('checkpoint.safetensors')['step']}."
+    return f"{folder.path} keeps the state after step {folder.metadata(CHECKPOINT)['step']}."
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from calgp.data import Images, load
 from calgp.errors import CalgpError
@@ -13,21 +15,58 @@ from calgp.runs.run import Run
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run trains on, and what it keeps aside."""
+    """What a run trains on, what it keeps aside, and what tells it when to stop, if it may stop early (`patience`)."""
 
     train: Images
     held_out: Images | None
+    stopping: Images | None = None
+
+    @property
+    def watched(self) -> Images | None:
+        """What is scored after each epoch."""
+        return self.held_out if self.stopping is None else self.stopping
 
     @staticmethod
     def of(run: Run, directory: Path | None) -> "TrainingData":
-        """Source, balanced part, stratified hold-out: all by the run's seed."""
-        images = load(run.source, "train", directory=directory, size=run.size, colour=run.colour)
+        """The training images of the run's source, cut."""
+        return TrainingData.cut(load(run.source, "train", directory=directory, size=run.size, colour=run.colour), run)
+
+    @staticmethod
+    def cut(images: Images, run: Run) -> "TrainingData":
+        """Balanced part, stratified hold-out, and half of it to stop by, if the run may: all by the run's seed."""
         if len(images.y.unique()) < 2:
             raise CalgpError(f"{run.source} has images of one class only; a classifier needs at least two.")
         seed = run.seed if run.split_seed is None else run.split_seed
         if run.train_size is not None:
             images = images.balanced(run.train_size, seed)
-        return TrainingData(*images.split(run.holdout, seed)) if run.holdout else TrainingData(images, None)
+        if not run.holdout:
+            return TrainingData(images, None)
+        train, held_out = images.split(run.holdout, seed)
+        return TrainingData(train, held_out) if run.patience is None else TrainingData(train, *_halves(held_out, seed))
+
+
+def _halves(held_out: Images, seed: int) -> tuple[Images, Images]:
+    if len(held_out) < 2:
+        raise CalgpError(
+            f"The hold-out has {len(held_out)} image; patience needs two at least, one half to stop by and one to keep."
+        )
+    return held_out.split(0.5, seed)
+
+
+def class_weights(run: Run, train: Images) -> Float[Tensor, "Q"] | None:
+    """w_q of the likelihood term: as given, or n / (Q n_q) for the Q classes that have images; None means 1."""
+    if run.class_weights is None:
+        return None
+    counts = torch.bincount(train.y, minlength=len(train.classes))
+    if run.class_weights == "balanced":
+        balanced = len(train) / ((counts > 0).sum() * counts.clamp_min(1))
+        return torch.where(counts > 0, balanced, 0)
+    if len(run.class_weights) != len(train.classes):
+        raise CalgpError(
+            f"{len(run.class_weights)} class weights were given for {len(train.classes)} classes "
+            f"({', '.join(train.classes[:3])}, …); give one a class, in this order, or balanced."
+        )
+    return torch.tensor(run.class_weights)
 
 
 def held_out_images(folder: RunFolder, directory: Path | None = None) -> Images:
@@ -47,7 +86,7 @@ def held_out_images(folder: RunFolder, directory: Path | None = None) -> Images:
 
 
 _WITHOUT = {  # ensemble or not
-    False: "has no held-out images to calibrate on; train with --holdout 0.1 to keep a tenth of the training images.",
+    False: "has no held-out images to fit on; train with --holdout 0.1 to keep a tenth of the training images.",
     True: "has no image that all its members hold out; train them with --holdout 0.1 --set split_seed=0, so that they "
     "hold out the same.",
 }

@@ -1,0 +1,302 @@
+"""calgp's classifiers for scikit-learn: arrays in, labels, probabilities and doubt out."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from calgp.data import Images
+from calgp.errors import CalgpError
+from calgp.gp import Batch, Predictive
+from calgp.runs import Interrupted, Predictor, Run, RunFolder, Step, TrainingData, from_json, open_device, train
+
+BATCH = 100
+CHANNELS = (1, 3, 4)
+
+
+class ConvGPClassifier(ClassifierMixin, BaseEstimator):
+    """Any of calgp's methods as a scikit-learn classifier that also says how much it doubts.
+
+    Args:
+        method, backbone: names in `calgp.METHODS` and `calgp.BACKBONES`, or values of theirs.
+        method_options, backbone_options: what differs from them: `method_options={"depth": 2}`.
+        image_shape: (height, width) or (height, width, channels) of X that is flat, [N, d]. None takes each row for a
+            grey picture of one line.
+        channels: where X of four dimensions has its channels: last, [N, H, W, C], first, [N, C, H, W], or auto: where
+            there are 1, 3 or 4 of them, and an error if that is true of both or of neither.
+        pixel_range: (black, white) of pixels that are not uint8. None takes (0, 1) if the training images lie in it,
+            else their least and greatest value. Pixels are kept in 8 bits, and cut off outside the range.
+        class_weight: None, balanced, or weights by label, 1 for those not named; the likelihood term is then
+            Σ_i w_{y_i} E_q log p(y_i | x_i).
+        augment, crop, normalise: changes of the training images, and of all: see `calgp.Run`.
+        epochs, batch_size, learning_rate, schedule: see `calgp.Run`.
+        early_stopping, patience, validation_fraction: keep a share of the training images aside; stop after `patience`
+            epochs without a better MNLL of one half of it, and keep the best state. The other half is what a method
+            that calibrates (cnn-cal) uses; such a method keeps the share even without early stopping.
+        n_samples: S, the draws of the masks that a prediction averages.
+        random_state: a number is the seed of everything that is random, as in `calgp.Run`.
+        device: auto, cpu, cuda, cuda:1, mps …
+        precision: 32-true, 64-true, bf16-mixed …, of training; 64-true predicts in double precision, too.
+        verbose: 1 prints a line an epoch.
+
+    Attributes:
+        classes_: the labels.
+        model_, calibrator_: what was trained, and what its probabilities go through, if anything.
+        run_: the `calgp.Run` that describes the training, without its data.
+        history_: the log of the training.
+        image_shape_: (channels, height, width).
+        pixel_range_: the range in use; None for uint8.
+        n_features_in_: of flat X the number of pixels, else the second dimension of X.
+
+    The training is that of `calgp.train`, with the same numbers for the same seed. In prediction all images see the
+    same S draws, so that what is predicted for one depends neither on the others in X nor on its place among them.
+    """
+
+    def __init__(
+        self,
+        method: Any = "cnn-gp-sorf",
+        *,
+        backbone: Any = "lenet",
+        method_options: Mapping[str, Any] | None = None,
+        backbone_options: Mapping[str, Any] | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        channels: str = "auto",
+        pixel_range: tuple[float, float] | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
+        augment: tuple[str, ...] = (),
+        crop: int = 4,
+        normalise: str = "none",
+        epochs: float = 10.0,
+        batch_size: int = 100,
+        learning_rate: float = 1e-3,
+        schedule: str = "constant",
+        early_stopping: bool = False,
+        patience: int = 5,
+        validation_fraction: float = 0.1,
+        n_samples: int = 50,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        precision: str = "32-true",
+        verbose: int = 0,
+    ) -> None:
+        self.method = method
+        self.backbone = backbone
+        self.method_options = method_options
+        self.backbone_options = backbone_options
+        self.image_shape = image_shape
+        self.channels = channels
+        self.pixel_range = pixel_range
+        self.class_weight = class_weight
+        self.augment = augment
+        self.crop = crop
+        self.normalise = normalise
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.schedule = schedule
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.n_samples = n_samples
+        self.random_state = random_state
+        self.device = device
+        self.precision = precision
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any) -> "ConvGPClassifier":
+        """Train on images X and their labels y."""
+        X, y = validate_data(self, X, y, allow_nd=True)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"A classifier needs at least two classes; y has only one class, {self.classes_[0]!r}.")
+        pictures = arranged(X, self.image_shape, self.channels)
+        self.image_shape_ = pictures.shape[1:]
+        self.pixel_range_ = None if X.dtype == np.uint8 else _range(pictures, self.pixel_range)
+        names = tuple(str(label) for label in self.classes_)
+        images = Images.of(_bytes(pictures, self.pixel_range_), torch.from_numpy(labels.astype(np.int64)), names)
+        self.run_ = self._run()
+        self._train(TrainingData.cut(images, self.run_))
+        return self
+
+    def predictive(self, X: Any) -> Predictive:
+        """All that is known of the labels: probabilities, entropy, mutual information, spread over samples."""
+        check_is_fitted(self)
+        x = self._read(X)
+        fabric = open_device(self.device)
+        predictor = Predictor(self.model_.to(fabric.device), self.calibrator_)
+        try:
+            batches = _batches(x, next(self.model_.parameters()))
+            return Predictive.cat(predictor.predict(batches, samples=_samples(self.n_samples), seed=self.run_.seed))
+        finally:
+            self.model_.cpu()  # so that it can be pickled for any machine
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """p(y | x), Eq. (10), [N, Q] in the order of `classes_`; float32 unless the precision is 64-true."""
+        return self.predictive(X).probs.numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable labels."""
+        labels = self.predict_proba(X).argmax(1)
+        return self.classes_[labels]
+
+    def entropy(self, X: Any) -> np.ndarray:
+        """How much is in doubt, in nats: 0 where it is sure, log Q where it knows nothing."""
+        return self.predictive(X).entropy.numpy()
+
+    def save(self, path: Path | str) -> RunFolder:
+        """Write a run folder, which `calgp predict` and `calgp evaluate --source …` read; its source is "arrays"."""
+        check_is_fitted(self)
+        folder = RunFolder(path)
+        if (folder.path / "run.json").exists():
+            raise CalgpError(f"{folder.path} already holds a run. Choose another folder.")
+        folder.create(self.card_)
+        for record in self.history_:
+            folder.append_log(record)
+        if self.calibration_ is not None:
+            folder.write_calibration(self.calibration_)
+        folder.write_tensors("model.safetensors", self.model_.state_dict())
+        return folder
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def _run(self) -> Run:
+        """The description of the training, checked."""
+        state = self.random_state
+        seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1)
+        options: dict[str, Any] = {
+            "source": "arrays", "class_weights": self._weights(), "augment": tuple(self.augment), "crop": self.crop,
+            "normalise": self.normalise, "epochs": self.epochs, "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate, "schedule": self.schedule, "seed": seed,
+        }  # fmt: skip
+        given = {"method": (self.method, self.method_options), "backbone": (self.backbone, self.backbone_options)}
+        ready = {}
+        for what, (chosen, differing) in given.items():
+            if isinstance(chosen, str):
+                options[what] = {"name": chosen} | dict(differing or {})
+            else:
+                ready[what] = replace(chosen, **(differing or {}))
+        run = replace(from_json(options), **ready, holdout=None)
+        if not self.early_stopping and not run.method.calibrator:
+            return run
+        return replace(run, holdout=self.validation_fraction, patience=self.patience if self.early_stopping else None)
+
+    def _weights(self) -> str | tuple[float, ...] | None:
+        if not isinstance(self.class_weight, Mapping):
+            return self.class_weight
+        if strange := set(self.class_weight) - set(self.classes_.tolist()):
+            raise ValueError(f"class_weight names {sorted(map(str, strange))}, which y has not: its classes are "
+                             f"{self.classes_.tolist()}.")  # fmt: skip
+        return tuple(float(self.class_weight.get(label, 1.0)) for label in self.classes_.tolist())
+
+    def _train(self, data: TrainingData) -> None:
+        epoch = -(-len(data.train) // self.run_.batch_size)
+
+        def tell(step: Step) -> None:
+            if self.verbose and (step.step % epoch == 0 or step.step == step.steps):
+                parts = f"likelihood term {step.nll.item():.4f}, KL term {step.kl.item():.4f}"
+                print(f"step {step.step} of {step.steps}: {parts}")
+
+        with tempfile.TemporaryDirectory(prefix="calgp-") as place:
+            folder = RunFolder(place)
+            try:
+                self.model_ = train(
+                    self.run_, folder, open_device(self.device, self.precision), data=data, watch=tell
+                ).cpu()
+            except Interrupted:  # its advice to resume is for run folders that stay
+                raise KeyboardInterrupt from None
+            self.card_, self.history_ = folder.card(), folder.log()
+            self.calibration_, self.calibrator_ = folder.calibration(), folder.calibrator()
+
+    def _read(self, X: Any) -> Tensor:
+        """Pictures to predict, as those that were learned."""
+        X = validate_data(self, X, allow_nd=True, reset=False)
+        pictures = arranged(X, self.image_shape, self.channels)
+        if pictures.shape[1:] != self.image_shape_:
+            has, wants = (" × ".join(map(str, shape)) for shape in (pictures.shape[1:], self.image_shape_))
+            raise ValueError(f"X has images of {has}; fit has seen {wants} (channels × height × width).")
+        if (X.dtype == np.uint8) != (self.pixel_range_ is None):
+            seen = (
+                "uint8"
+                if self.pixel_range_ is None
+                else f"numbers from {self.pixel_range_[0]} to {self.pixel_range_[1]}"
+            )
+            raise ValueError(f"X has pixels of {X.dtype}; fit has seen {seen}: give the same kind.")
+        return _bytes(pictures, self.pixel_range_)
+
+
+def arranged(X: np.ndarray, image_shape: tuple[int, ...] | None, channels: str) -> np.ndarray:
+    """X as [N, C, H, W], channels where they were said or found to be."""
+    if channels not in ("auto", "first", "last"):
+        raise ValueError(f"channels={channels!r} is not known; it is 'first', 'last' or 'auto'.")
+    if X.ndim == 2:
+        return _unflattened(X, image_shape)
+    if X.ndim == 3:
+        return X[:, None]
+    if X.ndim != 4:
+        raise ValueError(f"X has {X.ndim} dimensions; images are [N, H, W], [N, H, W, C], [N, C, H, W] or flat [N, d].")
+    if channels == "auto":
+        first, last = X.shape[1] in CHANNELS, X.shape[3] in CHANNELS
+        if first == last:
+            raise ValueError(
+                f"X of shape {X.shape} {'could have' if first else 'has no'} 1, 3 or 4 channels "
+                f"{'first or last' if first else 'first nor last'}; say channels='first' or channels='last'."
+            )
+        channels = "first" if first else "last"
+    return X if channels == "first" else X.transpose(0, 3, 1, 2)
+
+
+def _unflattened(X: np.ndarray, image_shape: tuple[int, ...] | None) -> np.ndarray:
+    shape = (1, X.shape[1]) if image_shape is None else tuple(image_shape)
+    if len(shape) not in (2, 3) or min(shape) < 1 or np.prod(shape) != X.shape[1]:
+        raise ValueError(
+            f"image_shape={image_shape} does not fit {X.shape[1]} numbers an image; it is (height, width) or "
+            "(height, width, channels), and their product is how many there are."
+        )
+    return X.reshape(len(X), *shape, *(1,) * (3 - len(shape))).transpose(0, 3, 1, 2)
+
+
+def _range(pictures: np.ndarray, given: tuple[float, float] | None) -> tuple[float, float]:
+    if given is not None:
+        low, high = given
+        if not -np.inf < low < high < np.inf:
+            raise ValueError(f"pixel_range={given} cannot be; it is (black, white) with black below white.")
+        return float(low), float(high)
+    low, high = float(pictures.min()), float(pictures.max())
+    if low >= 0 and high <= 1:
+        return 0.0, 1.0
+    return low, high if high > low else low + 1
+
+
+def _bytes(pictures: np.ndarray, pixel_range: tuple[float, float] | None) -> Tensor:
+    """uint8 as it is; other numbers from their range to 0 … 255."""
+    if pixel_range is not None:
+        low, high = pixel_range
+        scaled = (pictures.astype(np.float64) - low) * (255 / (high - low))
+        pictures = scaled.round().clip(0, 255).astype(np.uint8)
+    return torch.from_numpy(np.array(pictures, order="C"))
+
+
+def _batches(x: Tensor, like: Tensor) -> Iterator[Batch]:
+    """All rows are 0: the masks of an image are keyed by its row, and here its place in X should not matter."""
+    for part in x.split(BATCH):
+        yield part.float().div_(255).to(like), torch.zeros(len(part), dtype=torch.long, device=like.device)
+
+
+def _samples(count: int) -> int:
+    if count < 1:
+        raise ValueError(f"n_samples={count} cannot be; it must be at least 1.")
+    return count

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import torch
+
+from calgp.runs.augmentation import augmented
+
+ROWS = torch.tensor([7, 0, 123_456, 3])
+X = torch.arange(4 * 3 * 5 * 6).reshape(4, 3, 5, 6).float() + 1  # no pixel is black
+
+
+def change(x=X, kinds=("flip", "crop"), rows=ROWS, **options):
+    return augmented(x, kinds, rows=rows, **({"crop": 2, "seed": 1, "step": 9} | options))
+
+
+def windows(image: np.ndarray, pad: int) -> list[np.ndarray]:
+    """All that a crop can make of an image, the naive way."""
+    height, width = image.shape[1:]
+    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
+    return [padded[:, i : i + height, j : j + width] for i in range(2 * pad + 1) for j in range(2 * pad + 1)]
+
+
+def test_nothing_asked_for_changes_nothing():
+    assert change(kinds=()) is X
+
+
+def test_a_flip_is_the_image_or_its_mirror_half_the_time():
+    x = X[:1].expand(2000, -1, -1, -1)
+    flipped = change(x, ("flip",), torch.arange(2000))
+    mirrored = (flipped == x.flip(-1)).flatten(1).all(1)
+    assert ((flipped == x).flatten(1).all(1) ^ mirrored).all()
+    assert abs(mirrored.float().mean() - 0.5) < 4 * 0.5 / 2000**0.5  # four standard errors
+
+
+def test_a_crop_is_one_of_the_windows_of_the_padded_image_and_each_comes():
+    x = X[:1].expand(1000, -1, -1, -1)
+    cropped = change(x, ("crop",), torch.arange(1000)).numpy()
+    possible = windows(X[0].numpy(), 2)
+    found = [next(k for k, window in enumerate(possible) if (window == image).all()) for image in cropped]
+    counts = np.bincount(found, minlength=25)
+    # 40 of each are expected: χ² with 24 degrees of freedom exceeds 56.4 in 2e-4 of all cases
+    assert ((counts - 40) ** 2 / 40).sum() < 56.4
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+def test_what_an_image_becomes_depends_on_seed_step_and_row_and_not_on_the_batch(dtype):
+    x = (X % 256).to(dtype)
+    whole = change(x)
+    assert whole.dtype == dtype and whole.shape == x.shape
+    for i in range(4):
+        assert whole[i].equal(change(x[i : i + 1], rows=ROWS[i : i + 1])[0])
+    assert whole.flip(0).equal(change(x.flip(0), rows=ROWS.flip(0)))
+    for other in (change(x, seed=2), change(x, step=10), change(x, rows=ROWS + 1)):
+        assert not whole.equal(other)

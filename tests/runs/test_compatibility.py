@@ -1,0 +1,65 @@
+"""Run folders that older versions have left: tests/golden/format-N, made by the first version that wrote format N."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from calgp.gp import predict
+from calgp.runs import RunFolder, train
+from calgp.runs.folder import FORMAT
+from golden import make
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("format-*"))
+# another machine, another torch: float32, added in another order
+ROUNDING = {"atol": 1e-4, "rtol": 0.0}
+
+every_format = pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.name)
+
+
+def test_the_format_that_is_written_has_a_golden_folder():
+    assert f"format-{FORMAT}" in [path.name for path in GOLDEN]
+
+
+@every_format
+def test_a_golden_run_loads_and_predicts_as_it_did(golden):
+    folder = RunFolder(golden / "run")
+    card, images = folder.card(), make.images()
+    assert card.run.method.n_rf == 8 and card.classes == tuple("0123456789")  # type: ignore[attr-defined]
+    assert [record["step"] for record in folder.log() if record["kind"] == "holdout"] == [4, 6]
+    predicted = predict(folder.model(), [(images.pixels(), images.rows)], samples=4, seed=0)
+    stored = folder.tensors(folder.predictions_name(make.SOURCE))
+    torch.testing.assert_close(predicted.probs, stored["log_probs"].exp(), **ROUNDING)
+    calibrator = folder.calibrator()
+    assert calibrator is not None
+    stored = folder.tensors(folder.predictions_name(make.SOURCE, "temperature"))
+    torch.testing.assert_close(calibrator.apply(predicted.log_probs).exp(), stored["log_probs"].exp(), **ROUNDING)
+    names = {evaluation["calibrator"] for evaluation in folder.evaluations()}
+    assert names == {None, "temperature"}
+
+
+@every_format
+def test_a_golden_checkpoint_is_gone_on_with(golden, tmp_path, fabric):
+    """To the weights of the golden run, which went on from the same checkpoint when it was made."""
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(golden / "interrupted", folder.path)
+    assert folder.metadata("checkpoint.safetensors")["step"] == 3
+    resumed = train(folder.card().run, folder, fabric, resume=True).state_dict()
+    for name, value in RunFolder(golden / "run").model().state_dict().items():
+        torch.testing.assert_close(resumed[name], value, **ROUNDING)
+
+
+def test_a_checkpoint_without_sums_is_gone_on_with(tmp_path, fabric):
+    """As calgp wrote them before 2026-11-16: the step alone. Only one line of the log averages fewer steps."""
+    golden, folder = GOLDEN[0], RunFolder(tmp_path / "run")
+    shutil.copytree(golden / "interrupted", folder.path)
+    folder.write_tensors("checkpoint.safetensors", folder.tensors("checkpoint.safetensors"), {"step": 3})
+    resumed = train(folder.card().run, folder, fabric, resume=True).state_dict()
+    for name, value in RunFolder(golden / "run").model().state_dict().items():
+        torch.testing.assert_close(resumed[name], value, **ROUNDING)
+
+
+@every_format
+def test_golden_folders_are_small(golden):
+    assert sum(file.stat().st_size for file in golden.rglob("*")) < 100_000

@@ -1,0 +1,264 @@
+"""Options of a training for images of one's own: class weights, augmentation, normalisation, early stopping."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from calgp.data import Images, load
+from calgp.errors import CalgpError
+from calgp.experiments.reproduce import key
+from calgp.gp import Bound, Noise
+from calgp.nets import standardisers
+from calgp.runs import Interrupted, RunFolder, TrainingData, from_json, predict_files, to_json, train
+from calgp.runs import training as training_module
+from calgp.runs.evaluation import score
+from calgp.runs.folder import build
+from calgp.runs.training_data import class_weights, held_out_images
+
+from .conftest import small
+
+TINY = {"backbone": {"name": "lenet", "channels": [2, 4], "hidden": [8]}, "size": 12, "train_size": 100}
+
+
+def interrupting(at):
+    def interrupt(step):
+        if step.step == at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return interrupt
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "4bea8f4dd33dcd69"),
+        ({"method": "cnn-cal", "backbone": "lenet-cifar", "source": "cifar10"}, "43fe8f41f67eaf26"),
+        ({"method": "cnn-mcd", "source": "mnist", "train_size": 1000, "steps": 500, "seed": 2, "learning_rate": 3e-3,
+          "schedule": "one-cycle"}, "34df0f9a2e1c37f1"),
+        ({"method": {"name": "cgp", "inducing": 20}, "holdout": 0.2, "split_seed": 1, "kl_weight": 0.5, "size": 16,
+          "colour": "grey"}, "3fbb05994f6f1e37"),
+        ({"method": "gpdnn", "backbone": {"name": "resnet", "n": 2}}, "1b015b923261db0c"),
+    ],
+)  # fmt: skip
+def test_keys_of_runs_without_the_new_options_are_those_of_before_they_were_there(options, expected):
+    """The values are those of commit 141bd20."""
+    assert key(from_json(options)) == expected
+
+
+def test_the_new_options_make_other_keys_and_survive_json():
+    changes = (
+        {"class_weights": "balanced"}, {"class_weights": (1.0, 2.0)}, {"augment": ("flip",)}, {"augment": ("crop",)},
+        {"crop": 2}, {"normalise": "standard"}, {"patience": 3, "holdout": 0.1},
+    )  # fmt: skip
+    runs = [from_json({})] + [from_json(change) for change in changes]
+    assert len({key(run) for run in runs}) == len(runs)
+    for run in runs:
+        assert from_json(json.loads(json.dumps(to_json(run)))) == run
+    older = to_json(runs[0])
+    for name in ("class_weights", "augment", "crop", "normalise", "patience"):
+        del older[name]
+    assert from_json(older) == runs[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"class_weights": "even"}, "class_weights='even'"),
+        ({"class_weights": [1, -1]}, "0 or more"),
+        ({"class_weights": [0, 0]}, "not all 0"),
+        ({"class_weights": [1, float("nan")]}, "0 or more"),
+        ({"augment": ["rotate"]}, "augment=.*'flip' or 'crop'"),
+        ({"crop": 0}, "crop=0"),
+        ({"normalise": "zca"}, "normalise='zca'"),
+        ({"patience": 0}, "patience=0"),
+        ({"patience": 3, "holdout": 0}, "told by held-out images"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options, says):
+    with pytest.raises(CalgpError, match=says):
+        from_json(options)
+
+
+def uneven() -> Images:
+    images = load("digits", "train").resized(12)
+    wanted = {0: 60, 1: 20, 2: 10}
+    index = torch.cat([(images.y == q).nonzero().squeeze(1)[:count] for q, count in wanted.items()])
+    part = images.take(index)
+    return Images(part.x, part.y, ("zero", "one", "two", "three"), part.rows)
+
+
+def test_balanced_weights_are_those_of_scikit_learn_and_sum_to_n_over_the_images():
+    from sklearn.utils.class_weight import compute_class_weight
+
+    images = uneven()
+    weights = class_weights(from_json({"class_weights": "balanced"}), images)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=images.y.numpy())
+    assert weights.tolist() == pytest.approx([*expected, 0.0], rel=1e-6)  # float32; no image has the fourth class
+    assert float(weights[images.y].sum()) == pytest.approx(len(images), rel=1e-6)
+
+
+def test_the_weighted_bound_is_the_bound_of_repeated_images():
+    """−(1/m) Σ w_{y_k} E log p: a weight of 2 is the image there twice, of 0 the image not there. Masks are by row."""
+    run, images = small(**TINY), uneven()
+    model = build(run, training_module.Task(1, 12, 12, 4))
+    weights = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    index = torch.tensor([0, 5, 60, 61, 62, 80, 81])
+
+    def parts(index, weights=None):
+        noise = Noise(0, torch.arange(3), images.rows[index])
+        with torch.no_grad():
+            nll, kl = Bound(model, 90, weights)(images.pixels(index), images.y[index], noise)
+        return nll * len(index), kl
+
+    weighted, kl = parts(index, weights)
+    repeated, same = parts(index[2:].repeat_interleave(torch.tensor([1, 1, 1, 2, 2])))
+    assert kl == same
+    assert float(weighted) == pytest.approx(float(repeated), rel=1e-5)  # float32 sums of other orders
+
+
+def test_weights_are_told_in_run_json_and_change_the_training(tmp_path, fabric):
+    data = TrainingData(uneven(), None)
+    states = {}
+    for name, given in (("none", None), ("ones", [1, 1, 1, 1]), ("balanced", "balanced")):
+        folder = RunFolder(tmp_path / name)
+        run = small(**TINY, steps=3, class_weights=given)
+        states[name] = train(run, folder, fabric, data=data).state_dict()
+        card = folder.card()
+        assert card.run.class_weights == (tuple(given) if isinstance(given, list) else given)
+        assert card.class_weights == (None if given is None else pytest.approx(class_weights(run, data.train).tolist()))
+    assert all(value.equal(states["ones"][key]) for key, value in states["none"].items())
+    assert any(not value.equal(states["balanced"][key]) for key, value in states["none"].items())
+    with pytest.raises(CalgpError, match=r"2 class weights were given for 4 classes \(zero, one, two, …\)"):
+        train(small(**TINY, steps=3, class_weights=[1, 2]), RunFolder(tmp_path / "two"), fabric, data=data)
+
+
+@pytest.mark.parametrize("method", ["cnn-gp-sorf", {"name": "gpdnn", "inducing": 10}])
+def test_a_training_with_all_options_resumes_to_the_same_bits(tmp_path, fabric, method):
+    run = small(**TINY, method=method, steps=12, holdout=0.2, patience=9, class_weights="balanced",
+                augment=["flip", "crop"], crop=2, normalise="standard")  # fmt: skip
+    whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+    folder = RunFolder(tmp_path / "parts")
+    with pytest.raises(Interrupted):
+        train(run, folder, fabric, watch=interrupting(7))
+    resumed = train(run, folder, fabric, resume=True)
+    for key_, value in whole.state_dict().items():
+        assert value.equal(resumed.state_dict()[key_]), key_
+    assert folder.log()[-1].keys() == RunFolder(tmp_path / "whole").log()[-1].keys()
+
+
+def test_augmentation_changes_what_is_trained_and_not_what_is_scored(tmp_path, fabric):
+    plain, changed = (
+        train(small(**TINY, steps=4, augment=augment), RunFolder(tmp_path / name), fabric)
+        for name, augment in (("plain", []), ("changed", ["flip"]))
+    )
+    assert any(not value.equal(changed.state_dict()[key]) for key, value in plain.state_dict().items())
+    images = load("digits", "test").balanced(50, 0).resized(12)
+    changed.load_state_dict(plain.state_dict())
+    assert score(plain, images, samples=3, seed=0) == score(changed, images, samples=3, seed=0)
+
+
+def test_normalisation_is_stored_with_the_model_and_applied_to_files(tmp_path, fabric):
+    from PIL import Image
+
+    folder = RunFolder(tmp_path / "run")
+    run = small(**TINY, steps=2, normalise="standard")
+    model = train(run, folder, fabric)
+    images = TrainingData.of(run, None).train
+    (features,) = standardisers(folder.model())
+    pixels = images.pixels()
+    assert features.mean.item() == pytest.approx(pixels.mean().item(), rel=1e-5)  # float32 sums
+    assert features.std.item() == pytest.approx(pixels.std().item(), rel=1e-3)  # n or n - 1
+    Image.fromarray(images.x[0, 0].numpy()).save(tmp_path / "digit.png")
+    _, predicted = predict_files(folder, [tmp_path / "digit.png"], fabric, samples=3)
+    noise = Noise(0, torch.arange(3), torch.zeros(1, dtype=torch.long))
+    with torch.no_grad():
+        by_hand = (images.pixels(slice(0, 1)) - features.mean) / features.std
+        latent = model.sample(model.features.network.stem(by_hand), noise)
+    expected = latent.mean.softmax(-1).mean(0)
+    assert torch.allclose(predicted.probs, expected, atol=1e-6)  # float32
+
+
+def test_pictures_that_are_not_square_are_learned_and_predicted(tmp_path, fabric):
+    from PIL import Image
+
+    digits = load("digits", "train").balanced(40, 0)
+    wide = Images.of(torch.cat([digits.x, digits.x.flip(3)], 3).repeat(1, 3, 1, 1), digits.y, digits.classes)
+    folder = RunFolder(tmp_path / "run")
+    train(small(steps=2), folder, fabric, data=TrainingData(wide, None))
+    Image.fromarray(wide.x[0].permute(1, 2, 0).numpy()).resize((112, 56)).save(tmp_path / "wide.png")
+    names, predicted = predict_files(folder, [tmp_path / "wide.png"], fabric, samples=2)
+    assert len(names) == 1 and predicted.probs.shape == (1, 10)
+
+
+class Scripted:
+    """Stands for the score of the hold-out: an MNLL an epoch, as told."""
+
+    def __init__(self, monkeypatch, values):
+        self.values, real = iter(values), training_module.score
+        monkeypatch.setattr(
+            training_module, "score", lambda *args, **kwargs: replace(real(*args, **kwargs), mnll=next(self.values))
+        )
+
+
+def epochs_of(folder: RunFolder) -> list[int]:
+    return [record["step"] for record in folder.log() if record["kind"] == "holdout"]
+
+
+def test_it_stops_after_patience_epochs_without_a_better_holdout_and_keeps_the_best_state(
+    tmp_path, fabric, monkeypatch
+):
+    # 100 images, 20 held out, batches of 32: three steps an epoch
+    run = small(**TINY, epochs=9, steps=None, holdout=0.2, patience=2, mc_samples=1)
+    best = train(replace(run, patience=None, steps=6), RunFolder(tmp_path / "two epochs"), fabric)
+    with monkeypatch.context() as patch:
+        Scripted(patch, [2.0, 1.0, 1.5, float("nan"), 0.5])
+        kept = train(run, folder := RunFolder(tmp_path / "stopped"), fabric)
+    assert epochs_of(folder) == [3, 6, 9, 12]
+    assert next(record for record in folder.log() if record["kind"] == "kept")["step"] == 6
+    for key_, value in best.state_dict().items():
+        assert value.equal(kept.state_dict()[key_]), key_
+        assert value.equal(folder.tensors("model.safetensors")[key_]), key_
+    assert folder.finished and not folder.interrupted
+
+
+@pytest.mark.parametrize("at", [6, 10])
+def test_early_stopping_resumes_exactly(tmp_path, fabric, monkeypatch, at):
+    """Whether Ctrl-C comes at the end of the best epoch or within a later one."""
+    run, values = small(**TINY, epochs=9, steps=None, holdout=0.2, patience=2), [2.0, 1.0, 1.5, 1.2, 0.5]
+    with monkeypatch.context() as patch:
+        Scripted(patch, values)
+        whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+    with monkeypatch.context() as patch:
+        Scripted(patch, values)
+        folder = RunFolder(tmp_path / "parts")
+        with pytest.raises(Interrupted):
+            train(run, folder, fabric, watch=interrupting(at))
+        resumed = train(run, folder, fabric, resume=True)
+    assert epochs_of(folder) == [3, 6, 9, 12]
+    assert all(value.equal(resumed.state_dict()[key_]) for key_, value in whole.state_dict().items())
+
+
+def test_what_stops_is_not_what_calibrates(tmp_path, fabric):
+    """Half of the hold-out each, both disjoint from the training images; run.json names the half that is left."""
+    run = small(**TINY, steps=3, holdout=0.2, patience=2)
+    data = TrainingData.of(run, None)
+    parts = [set(images.rows.tolist()) for images in (data.train, data.held_out, data.stopping)]
+    assert [len(part) for part in parts] == [80, 10, 10]
+    assert len(set.union(*parts)) == 100
+    train(run, folder := RunFolder(tmp_path / "run"), fabric)
+    assert held_out_images(folder).rows.equal(data.held_out.rows)
+    assert data.train.rows.equal(TrainingData.of(small(**TINY, holdout=0.2), None).train.rows)
+
+
+def test_patience_says_what_it_needs(tmp_path, fabric):
+    assert from_json({"patience": 3}).holdout == 0.1
+    images = load("digits", "train").balanced(10, 0)
+    with pytest.raises(CalgpError, match="1 image; patience needs two"):
+        TrainingData.cut(images, from_json({"patience": 3}))
+    with pytest.raises(CalgpError, match="needs images to stop by"):
+        train(small(patience=3), RunFolder(tmp_path / "run"), fabric, data=TrainingData(images, images))

@@ -1,0 +1,60 @@
+"""The documentation site is built from what is there, without a warning; its notebook runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)], cwd=ROOT, capture_output=True,
+        text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr  # --strict: a warning ends it
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_other_host(site):
+    """Pages load nothing from elsewhere; links that a reader may follow do not count."""
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text())
+        assert not [place for place in loaded if "canonical" not in place], page.name
+
+
+@pytest.mark.slow
+def test_equations_are_linked_to_the_code(site):
+    text = (site / "paper.html").read_text()
+    for place in ("calgp.gp.inference.Bound", "calgp.gp.masks.Masking.kl", "calgp.metrics._calibration.ece"):
+        assert f"#{place}" in text
+    assert "][calgp" not in text  # a link that was not resolved
+
+
+@pytest.mark.slow
+def test_every_page_is_in_the_navigation(site):
+    """What is in docs/ can be reached."""
+    start = (site / "index.html").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() in start, page
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "examples" / "calgp.ipynb", as_version=4)
+    monkeypatch.setenv("PYTHONWARNINGS", "default")  # not the errors that tests make of them: Jupyter has its own
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
