@@ -31,7 +31,8 @@ def read_picture(file: Path | IO[bytes], *, name: str, size: Size | None, colour
     Raises:
         CalgpError: `name` is no picture that can be decoded, or is so large that it may be an attack.
     """
-    check_form(size, colour)
+    for side in size if isinstance(size, tuple) else (size,):
+        check_form(side, colour)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd metadata
         try:
