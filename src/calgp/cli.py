@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from calgp._version import __version__
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, printable
 
 app = typer.Typer(
     name="calgp",
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        err.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
@@ -135,6 +135,8 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
+    if resume is not None:
+        runs.RunFolder(resume).check_tensors("checkpoint.safetensors")
     card = runs.RunFolder(resume).card() if resume else None
     run = card.run if card else runs.from_json(_options(config, given, set_ or []))
     begun_in = card.environment.get("precision", "32-true") if card else "32-true"
@@ -714,10 +716,12 @@ def _toml(path: Path) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    from calgp.runs.reading import LARGEST_JSON, read_bytes
+
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CalgpError(f"{path} cannot be read as TOML: {error}.") from None
+        return tomllib.loads(read_bytes(path, LARGEST_JSON).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CalgpError(f"{path} cannot be read as TOML: {str(error)[:300]}.") from None
 
 
 def _folder(name: str) -> Any:
