@@ -135,7 +135,7 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
-    if resume is not None:
+    if resume is not None and runs.RunFolder(resume).interrupted:
         runs.RunFolder(resume).check_tensors("checkpoint.safetensors")
     card = runs.RunFolder(resume).card() if resume else None
     run = card.run if card else runs.from_json(_options(config, given, set_ or []))
