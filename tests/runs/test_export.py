@@ -181,6 +181,7 @@ def test_options_that_change_the_graph_survive(name, backbone, options, tmp_path
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())  # the model was copied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_wrapped_networks_survive(name, tmp_path):
     task, backbone = Task(1, 28, 28, 3), wrap(ARCHITECTURES[name].make, name=f"export-{name}")
