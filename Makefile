@@ -40,6 +40,13 @@ load: $(STAMP)  ## measure the server under load on loopback (about five minutes
 test: $(STAMP)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules
 
+fuzz: $(STAMP)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
+	@PYTHONPATH=tests $(BIN)/python -m fuzz --files $(or $(FILES),100000)
+
+audit: $(STAMP)  ## look the pinned versions up among known vulnerabilities (needs a network; fails without one)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[audit]"
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+
 check: format lint imports types test  ## everything: format, lint, import layers, types, tests, doctests
 
 format: $(STAMP)

@@ -83,8 +83,8 @@ def test_every_command_has_help_with_an_example(run_cli):
 
 def test_train_evaluate_compare_report_predict(run_cli, cli_run, tmp_path):
     assert sorted(path.name for path in cli_run.iterdir()) == [
-        "log.jsonl", "model.safetensors", "predictions-digits.safetensors", "predictions-letters.safetensors",
-        "run.json", "scores-digits.json", "scores-letters.json",
+        ".lock", "log.jsonl", "model.safetensors", "predictions-digits.safetensors",
+        "predictions-letters.safetensors", "run.json", "scores-digits.json", "scores-letters.json",
     ]  # fmt: skip
     status, output = run_cli("compare", cli_run, "--json")
     (row,) = json.loads(output)
@@ -509,3 +509,20 @@ def test_a_network_of_ones_own_is_trained_and_found_again(run_cli, tmp_path, mon
         status, message = run_cli("--network", wrong, "methods")
         assert status == 1
         assert "--network" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 100_000, "method = []", "[method]\nname = []", "[method]\nkind = {}", "seed = 2026-11-16",
+        "[method]\nkind = 'CnnGp'\ndepth = 10000000", "steps = 1e300", "a = " + "1" * 5000, "\ufffd", "source = 3",
+    ],
+)  # fmt: skip
+def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
+    from calgp.cli import _options
+    from calgp.runs import from_json
+
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(CalgpError) as caught:
+        from_json(_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
+    assert len(str(caught.value)) < 600

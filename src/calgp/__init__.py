@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         decide,
         ensemble,
         evaluate,
+        export,
         shipped_run,
         train,
         verify,
@@ -41,16 +42,16 @@ _ROOMS = {
     "calgp.nets": ("BACKBONES", "Headed", "Task", "wrap"),
     "calgp.report": ("write_report",),
     "calgp.runs": (
-        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "decide", "ensemble", "evaluate", "shipped_run",
-        "train", "verify",
+        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "decide", "ensemble", "evaluate", "export",
+        "shipped_run", "train", "verify",
     ),
 }  # fmt: skip
 
 __all__ = [
     "BACKBONES", "METHODS", "Bound", "CalgpError", "ConvGPClassifier", "DeepGP", "Headed", "Images", "Masking",
     "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Task", "Theta", "TrainingData",
-    "calibrate", "compare", "decide", "ensemble", "evaluate", "from_dataset", "load", "predict", "shipped_run", "train",
-    "verify", "wrap",
+    "calibrate", "compare", "decide", "ensemble", "evaluate", "export", "from_dataset", "load", "predict",
+    "shipped_run", "train", "verify", "wrap",
     "write_report",
 ]  # fmt: skip
 

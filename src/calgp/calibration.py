@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 
 LOWEST = -1000.0  # the smallest log-probability that is told from smaller ones
 LOWEST_T, HIGHEST_T = 0.05, 20.0
@@ -41,9 +41,20 @@ class Calibrator(ABC):
     def fit(cls, log_probs: Tensor, y: Tensor) -> "Calibrator":
         """The calibrator of held-out log-probabilities [N, Q] and their labels [N]."""
 
-    @abstractmethod
     def apply(self, log_probs: Tensor) -> Tensor:
         """Calibrated log-probabilities, in the floating type and on the device of those given."""
+        return self.transform(_checked(log_probs, self.classes)).to(log_probs)
+
+    @abstractmethod
+    def transform(self, log_p: Tensor) -> Tensor:
+        """The map itself, on log-probabilities in float64 of at least −1000 each: operations of torch and no checks, so
+        that it can be traced and exported."""
+
+    @property
+    def classes(self) -> int | None:
+        """How many it is for; None for any number."""
+        first = dataclasses.astuple(self)[0]  # type: ignore[call-overload]
+        return len(first) if isinstance(first, tuple) else None
 
     @property
     def warning(self) -> str | None:
@@ -83,8 +94,8 @@ class Temperature(Calibrator):
             low, high = (middle, high) if _slope(math.exp(-middle), log_p, y) > 0 else (low, middle)
         return cls(math.exp((low + high) / 2))
 
-    def apply(self, log_probs: Tensor) -> Tensor:
-        return (_finite(log_probs) / self.temperature).log_softmax(-1).to(log_probs.dtype)
+    def transform(self, log_p: Tensor) -> Tensor:
+        return (log_p / self.temperature).log_softmax(-1)
 
     @property
     def warning(self) -> str | None:
@@ -141,10 +152,9 @@ class VectorScaling(Calibrator):
         scale, bias = parameters.detach().tolist()
         return cls(tuple(scale), tuple(bias), parameters.grad.abs().amax().item())
 
-    def apply(self, log_probs: Tensor) -> Tensor:
-        log_p = _checked(log_probs, len(self.scale))
+    def transform(self, log_p: Tensor) -> Tensor:
         scale, bias = (log_p.new_tensor(values) for values in (self.scale, self.bias))
-        return (scale * log_p + bias).log_softmax(-1).to(log_probs.dtype)
+        return (scale * log_p + bias).log_softmax(-1)
 
     @property
     def warning(self) -> str | None:
@@ -182,11 +192,10 @@ class Platt(Calibrator):
             slope[q], intercept[q] = float(found.coef_[0, 0]), float(found.intercept_[0])
         return cls(tuple(slope), tuple(intercept), tuple(absent))
 
-    def apply(self, log_probs: Tensor) -> Tensor:
-        odds = _log_odds(_checked(log_probs, len(self.slope)))
+    def transform(self, log_p: Tensor) -> Tensor:
+        odds = _log_odds(log_p)
         slope, intercept = (odds.new_tensor(values) for values in (self.slope, self.intercept))
-        log_p = torch.nn.functional.logsigmoid(slope * odds + intercept)
-        return log_p.log_softmax(-1).to(log_probs.dtype)
+        return torch.nn.functional.logsigmoid(slope * odds + intercept).log_softmax(-1)
 
     @property
     def warning(self) -> str | None:
@@ -217,6 +226,10 @@ class Isotonic(Calibrator):
     floor: float
     absent: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if [len(knots) for knots in self.knots] != [len(values) for values in self.values]:
+            raise CalgpError("every knot needs a value")
+
     @classmethod
     def fit(cls, log_probs: Tensor, y: Tensor) -> "Isotonic":
         from sklearn.isotonic import IsotonicRegression
@@ -233,15 +246,22 @@ class Isotonic(Calibrator):
             knots[q], values[q] = tuple(found.X_thresholds_.tolist()), tuple(found.y_thresholds_.tolist())
         return cls(tuple(knots), tuple(values), 1 / (n * classes), tuple(absent))
 
-    def apply(self, log_probs: Tensor) -> Tensor:
-        probs = _checked(log_probs, len(self.knots)).exp().cpu().numpy()
-        columns = [np.interp(probs[:, q], *pair) for q, pair in enumerate(zip(self.knots, self.values, strict=True))]
-        clipped = torch.from_numpy(np.stack(columns, 1)).clamp_min(self.floor)
-        return clipped.log().log_softmax(-1).to(log_probs)
+    def transform(self, log_p: Tensor) -> Tensor:
+        probs = log_p.exp().unbind(-1)
+        columns = [_interpolated(p, *pair) for p, *pair in zip(probs, self.knots, self.values, strict=True)]
+        return torch.stack(columns, -1).clamp_min(self.floor).log().log_softmax(-1)
 
     @property
     def warning(self) -> str | None:
         return _absent(self.absent)
+
+
+def _interpolated(p: Tensor, knots: tuple[float, ...], values: tuple[float, ...]) -> Tensor:
+    """numpy.interp by operations that can be traced: the first value, and what each piece up to p adds to it."""
+    x, y = p.new_tensor(knots), p.new_tensor(values)
+    width, rise = x.diff(), y.diff()
+    done = torch.minimum((p.unsqueeze(-1) - x[:-1]).clamp_min(0), width)  # how far p has come in each piece
+    return y[0] + (done * (rise / width.clamp_min(1e-300))).sum(-1)
 
 
 def _absent(classes: tuple[int, ...]) -> str | None:
@@ -261,7 +281,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
 def find(name: str) -> type[Calibrator]:
     """A calibrator by its name."""
     if name not in CALIBRATORS:
-        raise CalgpError(f"There is no calibrator {name!r}; there are {', '.join(CALIBRATORS)}.")
+        raise CalgpError(f"There is no calibrator {brief(name)}; there are {', '.join(CALIBRATORS)}.")
     return CALIBRATORS[name]
 
 
@@ -273,23 +293,19 @@ def to_json(calibrator: Calibrator) -> dict[str, Any]:
 
 def from_json(data: dict[str, Any]) -> Calibrator:
     """The calibrator of plain data, checked."""
-    kind = find(str(data.get("calibrator")))
+    if not isinstance(data, dict) or not isinstance(data.get("calibrator"), str):
+        raise CalgpError(f"A calibrator is a table with its name under 'calibrator', not {brief(data)}.")
+    kind = find(data["calibrator"])
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     try:
         calibrator = kind(**{name: _numbers(data[name]) for name in names})
-        probe = torch.full((1, _classes(calibrator)), 0.0).log_softmax(-1)
+        probe = torch.full((1, calibrator.classes or 2), 0.0).log_softmax(-1)
         usable = bool(calibrator.apply(probe).isfinite().all())
-    except (KeyError, TypeError, ValueError, RuntimeError, CalgpError) as error:
-        raise CalgpError(f"The {data['calibrator']} calibrator is damaged ({error}).") from None
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError, CalgpError) as error:  # and RecursionError
+        raise CalgpError(f"The {data['calibrator']} calibrator is damaged ({str(error)[:200]}).") from None
     if not usable:
         raise CalgpError(f"The {data['calibrator']} calibrator is damaged (it gives no finite probabilities).")
     return calibrator
-
-
-def _classes(calibrator: Calibrator) -> int:
-    """How many classes a calibrator is for; 2 if it does not say."""
-    first = dataclasses.astuple(calibrator)[0]  # type: ignore[call-overload]
-    return len(first) if isinstance(first, tuple) else 2
 
 
 def _lists(value: Any) -> Any:
@@ -304,7 +320,7 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_numbers(each) for each in value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{brief(value)} is no finite number")
     return value
 
 
@@ -319,8 +335,10 @@ def _held_out(log_probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return _checked(log_probs, log_probs.shape[1]), y.long()
 
 
-def _checked(log_probs: Tensor, classes: int) -> Tensor:
-    """Log-probabilities in float64, of as many classes as the calibrator knows."""
+def _checked(log_probs: Tensor, classes: int | None) -> Tensor:
+    """Log-probabilities in float64, of as many classes as the calibrator knows (None: any)."""
+    if classes is None:
+        return _finite(log_probs)
     if log_probs.dim() != 2 or log_probs.shape[1] != classes:
         raise CalgpError(f"The calibrator is for [N, {classes}] log-probabilities, not for {list(log_probs.shape)}.")
     return _finite(log_probs)

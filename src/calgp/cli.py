@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from calgp._version import __version__
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, printable
 
 app = typer.Typer(
     name="calgp",
@@ -43,7 +43,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        err.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
@@ -105,6 +105,7 @@ def train(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of options; flags go before it.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write event files for TensorBoard here, too.")] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
     precision: Annotated[
@@ -119,7 +120,10 @@ def train(
 
     Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
     """
+    import contextlib
+
     from calgp import runs, show
+    from calgp.trackers import tensorboard_watch
 
     given = {
         "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
@@ -131,6 +135,8 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
+    if resume is not None and runs.RunFolder(resume).interrupted:
+        runs.RunFolder(resume).check_tensors("checkpoint.safetensors")
     card = runs.RunFolder(resume).card() if resume else None
     run = card.run if card else runs.from_json(_options(config, given, set_ or []))
     begun_in = card.environment.get("precision", "32-true") if card else "32-true"
@@ -139,7 +145,15 @@ def train(
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
     fabric = _fabric(device, precision or begun_in, threads)
     images = runs.TrainingData.of(run, data)
-    with show.training_bar(f"Training {run.label} on {run.source}") as watch:
+    with contextlib.ExitStack() as stack:
+        watches = [stack.enter_context(show.training_bar(f"Training {run.label} on {run.source}"))]
+        if tensorboard is not None:
+            watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=resume is not None)))
+
+        def watch(step: runs.Step) -> None:
+            for each in watches:
+                each(step)
+
         runs.train(
             run, target, fabric, data=images, resume=resume is not None, checkpoint_seconds=checkpoint_seconds,
             watch=watch,
@@ -415,6 +429,54 @@ def report(
     target = file if file is not None else _writable(folders[0]).path / "report.html"
     path = write_report(folders, target, directory=data)
     out.print(f"Report: {path}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
+    file: Annotated[Path | None, typer.Option("--out", help="The file; model.onnx or .pt2 in the run.")] = None,
+    samples: SamplesOption = 50,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    uncalibrated: UncalibratedOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run as one file that needs no calgp, with its uncertainty: probabilities, entropy, mutual information.
+
+    The file holds the draws of --samples samples, those of `calgp predict` for its first image; all images of a batch
+    share them. It is run after writing, by ONNX Runtime with default optimisations or by torch, and kept only if it
+    agrees with calgp to 1e-5. What the file needs and tells: docs/guides/deployment.md.
+
+    Example: calgp export runs/mnist --to onnx --out mnist.onnx
+    """
+    from calgp import runs, show
+
+    _check_sampling(samples, seed)
+    folder = _folder(run)
+    target = _writable(folder) if file is None else folder
+    done = runs.export(target, file, to=to, samples=samples, seed=seed, calibrated=not uncalibrated)  # type: ignore[arg-type]
+    if as_json:
+        return print(json.dumps(show.export_row(done)))
+    out.print(show.export_lines(done), soft_wrap=True)
+
+
+@app.command()
+def track(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="mlflow or tensorboard.")],
+    where: Annotated[
+        str | None, typer.Option("--where", help="A directory, or an address that MLflow takes; mlruns or events.")
+    ] = None,
+    model: Annotated[bool, typer.Option("--model", help="Copy the weights too (MLflow).")] = False,
+) -> None:
+    """Copy a run into an experiment tracker: its options as parameters, its log and scores as metrics.
+
+    Example: calgp track runs/mnist --to mlflow && calgp track runs/mnist --to tensorboard --where events
+    """
+    from calgp import trackers
+
+    default = "mlruns" if to == "mlflow" else "events"
+    out.print(trackers.track(_folder(run), to, where or default, model=model), soft_wrap=True)
 
 
 @app.command()
@@ -694,10 +756,12 @@ def _toml(path: Path) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    from calgp.runs.reading import LARGEST_JSON, read_bytes
+
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CalgpError(f"{path} cannot be read as TOML: {error}.") from None
+        return tomllib.loads(read_bytes(path, LARGEST_JSON).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CalgpError(f"{path} cannot be read as TOML: {str(error)[:300]}.") from None
 
 
 def _folder(name: str) -> Any:

@@ -23,8 +23,10 @@ from rich.progress import (
 from rich.table import Column, Table
 from torch import Tensor
 
+from calgp.errors import printable
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
+from calgp.runs.export import Exported
 from calgp.runs.training import Step
 from calgp.runs.verification import Check
 from calgp.runs.writing import reporting, write_whole
@@ -173,7 +175,7 @@ def calibration_table(found: dict[str, Any]) -> Table:
     for name in METRICS:
         table.add_row(name.upper(), f"{found['before'][name]:.4f}", f"{found['after'][name]:.4f}")
     if found["warning"] is not None:
-        table.caption = escape(found["warning"])
+        table.caption = escape(printable(found["warning"]))
     return table
 
 
@@ -276,12 +278,32 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
         numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
         told = {
             "abstains": "yes" if row.get("abstains") else "no",
-            "set": escape("; ".join(row.get("set", [])) or "none"),
+            "set": escape(printable("; ".join(row.get("set", [])) or "none")),
         }
         table.add_row(
-            escape(row["file"]), escape(row["label"]), *numbers, escape(second), *(told[name] for name in more)
+            *(escape(printable(cell)) for cell in (row["file"], row["label"])),
+            *numbers,
+            escape(printable(second)),
+            *(told[name] for name in more),
         )
     return table
+
+
+def export_row(done: Exported) -> dict[str, Any]:
+    """An exported file, for programs."""
+    return {"path": str(done.path), "bytes": done.size, "images_compared": done.images, "worst_difference": done.worst,
+            "metadata": done.metadata}  # fmt: skip
+
+
+def export_lines(done: Exported) -> str:
+    """An exported file, and how far it is from torch."""
+    samples = done.metadata["samples"]
+    drawn = f"{samples} samples, seed {done.metadata['seed']}" if samples > 1 else "a single pass"
+    worst = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in done.worst.items())
+    return (
+        f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).\n"
+        f"Largest difference to torch over {done.images} images: {worst}."
+    )
 
 
 def comparison_table(rows: list[Row]) -> Table:
@@ -295,7 +317,7 @@ def comparison_table(rows: list[Row]) -> Table:
         seeds = f"{len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
         setting = f"{row.backbone}, {row.train_images:,} {row.source}, {row.steps:,} steps, {seeds}"
         table.add_row(
-            f"[bold]{escape(row.method)}[/]\n{escape(setting)}",
+            f"[bold]{escape(printable(row.method))}[/]\n{escape(printable(setting))}",
             *("" if value is None else number(*value) for value in numbers),
         )
     return table

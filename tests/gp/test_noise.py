@@ -213,3 +213,19 @@ def test_normal_numbers_without_keys_come_from_torchs_generator():
     drawn = normal(None, 0, 5, rows=3, like=torch.zeros(()))
     torch.manual_seed(0)
     assert torch.equal(drawn, torch.randn(1, 3, 5))
+
+
+def test_what_is_kept_is_taken_and_what_is_not_is_kept():
+    rows, like = torch.arange(3), torch.empty(0)
+    kept: dict[tuple[int, int], torch.Tensor] = {}
+    noise = Noise(0, torch.arange(2), rows[:1], kept)
+    options = {"digits": binary_digits(0.5), "shared": False, "like": like}
+    z = bernoulli(noise, 1, 70, rows=1, **options)
+    epsilon = normal(noise, 2, 5, rows=1, like=like)
+    assert set(kept) == {(1, 70), (2, 5)}
+    others = noise._replace(rows=rows, seed=9)  # which would draw something else, for three rows
+    assert torch.equal(bernoulli(others, 1, 70, rows=3, **options), z)
+    assert torch.equal(normal(others, 2, 5, rows=3, like=like), epsilon)
+    plain = Noise(0, torch.arange(2), rows[:1])
+    assert torch.equal(bernoulli(plain, 1, 70, rows=1, **options), z)
+    assert torch.equal(normal(plain, 2, 5, rows=1, like=like), epsilon)

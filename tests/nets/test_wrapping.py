@@ -380,8 +380,9 @@ def test_features_by_name_stop_there_and_what_lies_behind_learns_nothing():
     network = Residual()
     wrapped = features(network, features="blocks.0", mask="none")
     assert wrapped.out_features == 6
-    behind = [p for m in (wrapped.network.blocks[1][0], wrapped.network.classifier) for p in m.parameters()]
-    assert not any(p.requires_grad for p in behind)
+    learned = {name for name, parameter in wrapped.network.named_parameters() if parameter.requires_grad}
+    on_the_way = ("first.", "norm.", "blocks.0.")
+    assert learned == {name for name, _ in network.named_parameters() if name.startswith(on_the_way)}
     ran = []
     wrapped.network.blocks[1].register_forward_hook(lambda *_: ran.append(1))
     h = network.eval().norm(network.first(images())).relu()
@@ -585,6 +586,23 @@ class Product(Net):
         return torch.einsum("nchw,cd->ndhw", h, self.mixing.transpose(0, 1).flatten(1))
 
 
+class TiedOutside(Net):
+    def __init__(self):
+        super().__init__()
+        self.early, self.late = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.late.weight = self.early.weight
+
+    def between(self, h):
+        h = F.linear(self.late(h.movedim(1, -1)), self.early.weight)
+        return h.movedim(-1, 1)
+
+
+class Uncopied(Net):
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.ones(1, requires_grad=True) * 2
+
+
 class Attention(Net):
     def __init__(self):
         super().__init__()
@@ -593,6 +611,15 @@ class Attention(Net):
     def between(self, h):
         tokens = h.flatten(2).mT
         return self.attention(tokens, tokens, tokens, need_weights=False)[0].mT.view_as(h)
+
+
+class Recurrent(Net):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.GRU(4, 4, batch_first=True)
+
+    def between(self, h):
+        return self.recurrent(h.flatten(2).mT)[0].mT.reshape(h.shape)
 
 
 class EncoderLayer(Net):
@@ -684,10 +711,13 @@ class Tokens(nn.Module):
         (FunctionalLinear, {}, r"inner\.weight \(torch's linear in the network\)"),
         (FunctionalLinear, {"mask": "linear"}, r"inner\.weight"),
         (FunctionalLinear, {"mask": ["inner"]}, "mask has 'inner', but no layer of that name is called"),
+        (TiedOutside, {"mask": ["late"]}, "Weights of the network meet the images outside of layers.*early"),
+        (lambda: wrap(Uncopied()).build(TASK, HALF), {}, "cannot be copied"),
         (FunctionalConvolution, {}, r"filters \(torch's conv2d in the network\)"),
         (FunctionalConvolution, {"mask": "convolutions"}, "filters"),
         (Product, {}, r"mixing \(torch's einsum in the network\)"),
         (Attention, {}, r"in_proj_weight \(torch's multi_head_attention_forward in attention\)"),
+        (Recurrent, {}, r"recurrent\.weight_ih_l0 \(torch's gru in recurrent\)"),
         (EncoderLayer, {}, r"in_proj_weight .* in encoder\.self_attn"),
         (SequenceFirst, {}, "inner .* does not have the images along its first axis"),
         (Constant, {}, "What enters inner does not depend on the images"),
@@ -737,6 +767,8 @@ def test_what_should_not_be_masked_may_be_anything(network, options, sites):
     assert list(wrapped.sites) == sites
     one, other = (wrapped.train()(wrapped.stem(images()), noise(1)) for _ in range(2))
     assert one.equal(other)  # what is random by itself is quiet
+    one.sum().backward()
+    assert all(p.grad is not None for p in wrapped.parameters())  # what is not masked is learned
 
 
 def test_layers_of_an_encoder_that_torch_would_fuse_fire():

@@ -22,6 +22,7 @@ from calgp.data.corruptions import corrupted
 from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, identity, keep_freed_memory, train
 from calgp.runs.evaluation import test_images
+from calgp.runs.reading import read_json
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
 
 from .rows import Cell, Row, Shift, evaluated_name, evaluation, row_of
@@ -182,7 +183,7 @@ def keep(folder: RunFolder, target: Path) -> None:
         for pattern in SMALL:
             for file in folder.path.glob(pattern):
                 write_whole(target / file.name, file.read_bytes())
-        described = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
+        described = read_json(folder.path / "run.json")
         described["environment"].pop("command", None)
         write_whole(target / "run.json", (json.dumps(described, indent=1) + "\n").encode())  # last: then it counts
 

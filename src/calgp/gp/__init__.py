@@ -1,6 +1,7 @@
 """The paper's mathematics: plain modules and functions that need torch alone."""
 
 from calgp.gp.cholesky import NumericalError
+from calgp.gp.freezing import Freezable, freeze
 from calgp.gp.frequencies import FREQUENCIES, Fixed, Sorf, Variational, draw_frequencies
 from calgp.gp.frequencies import gaussian as gaussian
 from calgp.gp.frequencies import orthogonal as orthogonal
@@ -23,12 +24,12 @@ from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
 
 __all__ = [
     "CHANNELS", "FREQUENCIES", "KERNELS", "LIKELIHOODS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound",
-    "Convolution", "Covariances", "DeepGP", "Fixed", "Frequencies", "Gaussian", "GaussianNoise", "Inducing",
-    "InducingPatches", "InducingPoints", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask",
+    "Convolution", "Covariances", "DeepGP", "Fixed", "Freezable", "Frequencies", "Gaussian", "GaussianNoise",
+    "Inducing", "InducingPatches", "InducingPoints", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask",
     "MaskedConv2d", "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies",
     "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Posterior", "Predictive",
     "RandomFeatureGP", "RobustMax", "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta",
-    "Variational", "bound_filters", "draw_frequencies", "evaluating", "gaussian", "hadamard_transform",
+    "Variational", "bound_filters", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform",
     "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding", "sample_cost",
     "settled", "spectral_norm",
 ]  # fmt: skip

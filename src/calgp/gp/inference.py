@@ -135,6 +135,11 @@ class Predictive:
         return replace(self, log_probs=log_probs, uncalibrated_entropy=before)
 
     @staticmethod
+    def of(log_probs: Float[Tensor, "S N Q"]) -> "Predictive":
+        """The average of S samples."""
+        return _Moments.of(log_probs).predictive()
+
+    @staticmethod
     def cat(parts: Iterable["Predictive"]) -> "Predictive":
         """Several batches as one."""
         parts = list(parts)

@@ -145,7 +145,7 @@ class RBF(Kernel):
 
     def diagonal(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "*outputs N"]:
         variance = self.sigma.square()  # σ², whatever c
-        return variance.expand(*variance.shape[:-1], len(c))
+        return variance.expand(*variance.shape[:-1], c.shape[0])
 
     def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
         return torch.pdist(c).median()  # the median heuristic: distances of order one

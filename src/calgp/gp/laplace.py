@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from calgp.gp.freezing import Freezable
 from calgp.gp.layers import RandomFeatureGP
 from calgp.gp.likelihoods import Latent
 
 
-class LaplaceGP(nn.Module):
+class LaplaceGP(Freezable):
     """f = ΦW with q(W) = N(Ŵ, Σ): a single Gaussian component. Before `fit` it is the point Ŵ.
 
     Args:
@@ -33,11 +34,15 @@ class LaplaceGP(nn.Module):
         self.register_buffer("fitted", torch.tensor(False))
         self.root: Float[Tensor, "k m m"]
         self.fitted: Bool[Tensor, ""]
+        self.frozen: bool | None = None  # whether it was fitted when it was frozen
+
+    def freeze(self) -> None:
+        self.frozen = bool(self.fitted)
 
     def forward(self, c: Float[Tensor, "N d"]) -> Latent:
         phi = self.process.phi(c)
         mean = self.process.weights(phi).unsqueeze(0)
-        if not self.fitted:
+        if not (self.fitted if self.frozen is None else self.frozen):
             return Latent(mean)
         # φᵀ Σ φ = ‖Rᵀ φ‖², which rounding cannot make negative
         variance = torch.stack([(phi @ root).square().sum(-1) for root in self.root], -1)  # [N, k]

@@ -104,7 +104,7 @@ class DeepGP(nn.Module):
     def forward(self, c: Tensor, noise: Noise | None = None) -> Tensor:
         f = self.layers[0](c, noise)
         for layer in self.layers[1:]:
-            c = c.repeat(len(f) // len(c), 1)  # the first mask has made S · N rows of N
+            c = c.repeat(f.shape[0] // c.shape[0], 1)  # the first mask has made S · N rows of N
             f = layer(torch.cat([f, c], -1), noise)
         return f
 

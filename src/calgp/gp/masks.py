@@ -123,7 +123,7 @@ class Mask(Site):
     def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
         if not self.masking.active:
             return h
-        rows = len(h) if noise is None else len(noise.rows)
+        rows = h.shape[0] if noise is None else noise.rows.shape[0]
         return (h.unflatten(0, (-1, rows)) * self.draw(h, noise)).flatten(0, 1)
 
     def draw(self, h: Tensor, noise: Noise | None = None) -> Tensor:
@@ -131,7 +131,7 @@ class Mask(Site):
 
         The result has the axes S, N (1 if z is shared) and those of h but the first, 1 where z does not vary.
         """
-        rows = len(h) if noise is None else len(noise.rows)
+        rows = h.shape[0] if noise is None else noise.rows.shape[0]
         granularity = self.masking.granularity
         pixels = h.shape[2:] if self.image and granularity == "element" else (1,) * (h.dim() - 2)
         channels = h.shape[1] if self.image else h.shape[-1]
@@ -206,6 +206,8 @@ class MaskedConv2d(Convolution):
     def _recombines(self, h: Tensor, noise: Noise | None) -> bool:
         """Whether many samples are predicted from an input that is still the same for all, and z is per channel."""
         if noise is None or not self.mask.masking.active or self.mask.masking.granularity == "element":
+            return False
+        if torch.compiler.is_compiling():  # products into given memory cannot be traced
             return False
         many = len(h) == len(noise.rows) and 2 * len(noise.samples) >= h.shape[1]
         return many and not torch.is_grad_enabled()

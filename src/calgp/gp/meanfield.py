@@ -77,7 +77,7 @@ class GaussianNoise(Site):
         return True
 
     def forward(self, mean: Tensor, variance: Tensor, noise: Noise | None = None) -> Tensor:
-        rows = len(mean) if noise is None else len(noise.rows)
+        rows = mean.shape[0] if noise is None else noise.rows.shape[0]
         channels, *pixels = mean.shape[1:]
         epsilon = normal(noise, self.key(noise), mean[0].numel(), rows=rows, like=mean)  # [S, N, …]
         epsilon = epsilon.unflatten(-1, (*pixels, channels)).movedim(-1, 2)  # drawn channels last

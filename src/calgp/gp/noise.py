@@ -7,6 +7,7 @@ The function is a counter-based hash that gives 64 bits at a time, which is also
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -23,11 +24,15 @@ class Noise(NamedTuple):
 
     `rows` are indices in the data set, not in the batch, so that an image keeps its masks wherever it stands. A tuple,
     since Fabric takes no frozen dataclass through the forward pass of a wrapped module.
+
+    `kept` is a memory of draws by site and size: what is there is taken, what is not is drawn and put there. Export
+    fills it with one row, and gives it to all.
     """
 
     seed: int
     samples: Int[Tensor, "S"]
     rows: Int[Tensor, "N"]
+    kept: dict[tuple[int, int], Tensor] | None = None
 
     def words(self, site: int, count: int, *, shared: bool) -> Int[Tensor, "S N_or_1 count"]:
         """64 random bits a word; `shared` leaves the row out of the key: one mask for all images."""
@@ -51,6 +56,12 @@ def bernoulli(
 
     Without `noise` the bits come from torch's own generator: one sample for each of `rows` rows.
     """
+    return _once(noise, site, size, lambda: _bernoulli(noise, site, size, digits, rows, shared, like))
+
+
+def _bernoulli(
+    noise: Noise | None, site: int, size: int, digits: tuple[bool, ...], rows: int, shared: bool, like: Tensor
+) -> Float[Tensor, "S N_or_1 size"]:
     count = -(-size // 64)
     if noise is None:
         shape = (1, 1 if shared else rows, count * len(digits))
@@ -72,11 +83,24 @@ def normal(noise: Noise | None, site: int, size: int, *, rows: int, like: Tensor
     """
     if noise is None:
         return torch.randn(1, rows, size, dtype=like.dtype, device=like.device)
+    return _once(noise, site, size, lambda: _normal(noise, site, size, like))
+
+
+def _normal(noise: Noise, site: int, size: int, like: Tensor) -> Float[Tensor, "S N size"]:
     words = noise.words(site, -(-size // 2), shared=False)
     # uniform in (0, 1): the middles of 2^32 intervals, in double precision, or the tails would end at four deviations
     u, v = ((half & (1 << 32) - 1).double().add(0.5) / 2**32 for half in (words, words >> 32))
     radius, angle = (-2 * u.log()).sqrt(), 2 * math.pi * v
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :size].to(like.dtype)
+
+
+def _once(noise: Noise | None, site: int, size: int, draw: Callable[[], Tensor]) -> Tensor:
+    """What is kept of the site, or a draw."""
+    if noise is None or noise.kept is None:
+        return draw()
+    if (site, size) not in noise.kept:
+        noise.kept[site, size] = draw()
+    return noise.kept[site, size]
 
 
 def binary_digits(keep: float) -> tuple[bool, ...]:

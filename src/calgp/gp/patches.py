@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from calgp.gp.freezing import Freezable
 from calgp.gp.kernels import RBF, Theta
 from calgp.gp.sparse import Covariances, Inducing
 
@@ -21,7 +22,7 @@ CHANNELS = ("joint", "additive")
 PART = 2**19  # covariances at a time: 2 MB in float32, which a cache holds
 
 
-class InducingPatches(Inducing):
+class InducingPatches(Inducing, Freezable):
     """u = g(Z), Z patches; k_fu(x, z) = Σ_p w_p k_g(x^[p], z), k_ff = Σ_pp' w_p w_p' k_g(x^[p], x^[p']).
 
     w_p = a_p / P, so that a = 1 makes f the mean of g over the P patches (as in the authors' code).
@@ -64,21 +65,32 @@ class InducingPatches(Inducing):
         self.points = nn.Parameter(torch.rand(size, d, generator=generator))
         self.weights = nn.Parameter(torch.ones(count), weighted)  # a
 
+        self.frozen = False
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def prior(self) -> Float[Tensor, "M M"]:
+        return self.kernel.covariance(self.points, self.points)
+
     def forward(self, x: Float[Tensor, "N C H W"]) -> Covariances:
         scaled, z = (
             self.patches(x.to(self.points.dtype)) / self.kernel.lengthscale,
             self.points / self.kernel.lengthscale,
         )
         variance, w = self.kernel.sigma.square(), self.weights / len(self.weights)
-        fu: Tensor = _SumOverPatches.apply(scaled, z, w)  # pyright: ignore[reportAssignmentType]
-        ff: Tensor = _SumOverPairs.apply(scaled, w)  # pyright: ignore[reportAssignmentType]
-        return Covariances(self.kernel.covariance(self.points, self.points), variance * fu, variance * ff)
+        if self.frozen:  # in one piece, which a trace needs: N · P² numbers
+            fu, ff = w @ _correlation(scaled, z), w @ _correlation(scaled, scaled) @ w
+        else:
+            fu: Tensor = _SumOverPatches.apply(scaled, z, w)  # pyright: ignore[reportAssignmentType]
+            ff: Tensor = _SumOverPairs.apply(scaled, w)  # pyright: ignore[reportAssignmentType]
+        return Covariances(self.prior(), variance * fu, variance * ff)
 
     def patches(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N P d"]:
         """x^[p]: all windows of the image, stride 1; with additive channels, those of one channel after the other."""
         channel = x.flatten(0, 1).unsqueeze(1) if self.channels == "additive" else x
         windows = F.unfold(channel, self.patch).mT  # [N or N·C, P, d]
-        return windows.reshape(len(x), -1, windows.shape[-1])
+        return windows.reshape(x.shape[0], -1, windows.shape[-1])
 
 
 class _SumOverPatches(torch.autograd.Function):

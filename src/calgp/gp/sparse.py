@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.gp.cholesky import cholesky
+from calgp.gp.freezing import Freezable
 from calgp.gp.kernels import Kernel
 
 
@@ -29,6 +30,10 @@ class Inducing(nn.Module, ABC):
     size: int  # M
 
     @abstractmethod
+    def prior(self) -> Float[Tensor, "M M"]:
+        """K_uu, which no input changes."""
+
+    @abstractmethod
     def forward(self, x: Tensor) -> Covariances:
         """The covariances for the inputs x."""
 
@@ -41,16 +46,18 @@ class InducingPoints(Inducing):
         self.kernel, self.size = kernel, len(points)
         self.points = nn.Parameter(points)
 
+    def prior(self) -> Float[Tensor, "M M"]:
+        return self.kernel.covariance(self.points, self.points)
+
     def forward(self, x: Float[Tensor, "N d"]) -> Covariances:
         c = x.to(self.points.dtype)
-        uu, fu = (self.kernel.covariance(inputs, self.points) for inputs in (self.points, c))
-        return Covariances(uu, fu, self.kernel.diagonal(c))
+        return Covariances(self.prior(), self.kernel.covariance(c, self.points), self.kernel.diagonal(c))
 
 
 Chosen = TypeVar("Chosen", bound=Inducing)
 
 
-class SparseGP(nn.Module, Generic[Chosen]):
+class SparseGP(Freezable, Generic[Chosen]):
     """Q functions given M inducing variables. A plain module: forward gives the moments of q(f), `kl` their cost.
 
     q(v) starts at the prior N(0, I), where the cost is 0.
@@ -61,6 +68,14 @@ class SparseGP(nn.Module, Generic[Chosen]):
         self.inducing = inducing
         self.mean = nn.Parameter(torch.zeros(inducing.size, outputs))  # m, [M, Q]
         self.scale = nn.Parameter(torch.zeros(outputs, inducing.size, inducing.size))  # log of the diagonal, see `root`
+        self.register_buffer("whitener", None, persistent=False)  # L⁻ᵀ, once frozen
+        self.whitener: Float[Tensor, "M M"] | None
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        factor = cholesky(self.inducing.prior())
+        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        self.whitener = torch.linalg.solve_triangular(factor, identity, upper=False).mT.contiguous()
 
     @property
     def root(self) -> Float[Tensor, "Q M M"]:
@@ -95,10 +110,12 @@ class SparseGP(nn.Module, Generic[Chosen]):
         root = torch.linalg.cholesky(torch.cholesky_inverse(factor))
         self.scale.copy_(root.tril(-1) + root.diagonal().log().diag_embed())
 
-    @staticmethod
-    def _whitened(covariances: Covariances) -> Float[Tensor, "N M"]:
+    def _whitened(self, covariances: Covariances) -> Float[Tensor, "N M"]:
         """A = K_fu L⁻ᵀ, solved in the precision of L."""
-        factor, fu = cholesky(covariances.uu), covariances.fu
+        fu = covariances.fu
+        if self.whitener is not None:
+            return (fu.double() @ self.whitener).to(fu.dtype)
+        factor = cholesky(covariances.uu)
         return torch.linalg.solve_triangular(factor, fu.mT.double(), upper=False).mT.to(fu.dtype)
 
     def kl(self) -> Float[Tensor, ""]:

@@ -103,7 +103,7 @@ class _FullyConnected(Model, ABC):
         *hidden, last = self.layers
         for layer in hidden:
             f = layer(f, noise).relu()
-        return Latent(last(f, noise).unflatten(0, (-1, len(h))))
+        return Latent(last(f, noise).unflatten(0, (-1, h.shape[0])))
 
 
 class CnnModel(_FullyConnected):

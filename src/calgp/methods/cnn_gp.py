@@ -52,7 +52,8 @@ class CnnGp(Method):
     inverted: bool = False
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_rf", "ratio", "depth", "width")
+        check_counts(self, "n_rf", "ratio", "width")
+        check_counts(self, "depth", most=1000)
         check_choices(self, frequencies=FREQUENCIES, kernel=KERNELS)
         if self.kernel == "arc-cosine-0":
             raise CalgpError(
@@ -121,7 +122,7 @@ class CnnGpModel(Model):
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         f = self.gp(self.features(h, noise), noise)
-        return Latent(f.unflatten(0, (-1, len(h))))
+        return Latent(f.unflatten(0, (-1, h.shape[0])))
 
     def kl(self) -> Float[Tensor, ""]:
         return self.features.kl() + self.gp.kl()

@@ -110,7 +110,7 @@ class GpdnnModel(Model):
         return self.features.stem(x)
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
-        mean, variance = (moment.unflatten(0, (-1, len(h))) for moment in self.gp(self.features(h, noise)))
+        mean, variance = (moment.unflatten(0, (-1, h.shape[0])) for moment in self.gp(self.features(h, noise)))
         return Latent(mean, variance)
 
     def kl(self) -> Float[Tensor, ""]:

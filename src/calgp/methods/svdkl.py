@@ -6,6 +6,8 @@ The only file that needs GPyTorch, which is imported when a model is built: `pip
 import copy
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import UNMASKED, Latent, MixedSoftmax, Model, Noise
+from calgp.gp import UNMASKED, Freezable, Latent, MixedSoftmax, Model, Noise
 from calgp.methods.base import Method
 from calgp.nets import Backbone, Features, Task
 
@@ -109,7 +111,7 @@ class Squash(nn.Module):
         self.log_scale.copy_(-(2 * deviation.clamp_min(0.1 * deviation.mean() + 1e-6)).log())
 
 
-class GridProcesses(nn.Module):
+class GridProcesses(Freezable):
     """Independent GPs g_k of x_k ∈ (−1, 1) with q(u_k) = N(m_k, S_k) at the points of a grid.
 
     g = V u with V the cubic interpolation from the grid: mean V m, variance diag(V S Vᵀ).
@@ -126,8 +128,17 @@ class GridProcesses(nn.Module):
             q.variational_mean.copy_(self.strategy.inducing_points.squeeze(-1))
             q.chol_variational_covar.copy_(torch.linalg.cholesky(self.strategy.prior_distribution.covariance_matrix))
         self.strategy.variational_params_initialized.fill_(1)
+        self.frozen: FrozenProcesses | None = None
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        q = self.strategy.variational_distribution
+        grid = self.strategy.inducing_points.flatten()
+        self.frozen = FrozenProcesses(grid, q.mean, q.lazy_covariance_matrix.root.to_dense())
 
     def forward(self, x: Float[Tensor, "N k"]) -> tuple[Float[Tensor, "N k"], Float[Tensor, "N k"]]:
+        if self.frozen is not None:
+            return self.frozen(x)
         from linear_operator.utils.interpolation import left_interp
 
         with self._exact():
@@ -143,10 +154,37 @@ class GridProcesses(nn.Module):
         with self._exact():
             return self.strategy.kl_divergence().sum()
 
-    def _exact(self) -> torch.autocast:
-        """Around calls of GPyTorch: its cache is stale after a step or a load, and half precision is not enough."""
-        _gpytorch().utils.memoize.clear_cache_hook(self.strategy)
-        return torch.autocast(self.strategy.inducing_points.device.type, enabled=False)
+    @contextmanager
+    def _exact(self) -> Iterator[None]:
+        """Around calls of GPyTorch: its cache is stale after a step or a load, and half precision is not enough.
+
+        Nor does the cache stay, since a module that holds results of computations cannot be copied.
+        """
+        clear = _gpytorch().utils.memoize.clear_cache_hook
+        clear(self.strategy)
+        with torch.autocast(self.strategy.inducing_points.device.type, enabled=False):
+            yield
+        clear(self.strategy)
+
+
+class FrozenProcesses(nn.Module):
+    """`GridProcesses` in plain formulas: V dense, by the cubic convolution that GPyTorch interpolates with."""
+
+    def __init__(self, grid: Float[Tensor, "G"], mean: Float[Tensor, "k G"], lower: Float[Tensor, "k G G"]) -> None:
+        super().__init__()
+        for name, value in (("grid", grid), ("mean", mean), ("lower", lower)):
+            self.register_buffer(name, value.detach().clone(), persistent=False)
+        self.grid: Tensor
+        self.mean: Tensor
+        self.lower: Tensor
+        self.step = float(grid[1] - grid[0])
+
+    def forward(self, x: Float[Tensor, "N k"]) -> tuple[Float[Tensor, "N k"], Float[Tensor, "N k"]]:
+        s = (x.mT.unsqueeze(-1) - self.grid).abs() / self.step  # [k, N, G]
+        near, far = (1.5 * s - 2.5) * s * s + 1, ((-0.5 * s + 2.5) * s - 4) * s + 2  # Keys 1981
+        v = torch.where(s < 1, near, torch.where(s < 2, far, 0))
+        mean = (v @ self.mean.unsqueeze(-1)).squeeze(-1)
+        return mean.mT, (v @ self.lower).square().sum(-1).mT
 
 
 class Prior(nn.Module):

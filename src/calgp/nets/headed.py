@@ -34,7 +34,7 @@ class Headed(Model):
             parts = [part.flatten(0, 1) for part in f if part is not None]
         else:
             parts = [f] if isinstance(f, Tensor) else f
-        return Latent(*(part.unflatten(0, (-1, len(h))) for part in parts))
+        return Latent(*(part.unflatten(0, (-1, h.shape[0])) for part in parts))
 
     def kl(self) -> Float[Tensor, ""]:
         return self.features.kl() + self.head.kl()  # pyright: ignore[reportCallIssue]

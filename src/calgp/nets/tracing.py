@@ -54,6 +54,7 @@ class Trace:
 
     calls: list[Call] = field(default_factory=list)
     escapes: list[Escape] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)  # parameters that a function of torch was given
 
     def layers(self) -> dict[str, list[Call]]:
         """The layers that were called, in the order of their first calls."""
@@ -90,7 +91,7 @@ def tracing(network: nn.Module, images: Tensor | None = None) -> Iterator[Trace]
     for name, module in network.named_modules():
         handles.append(module.register_forward_pre_hook(begin(name), with_kwargs=True))
         handles.append(module.register_forward_hook(end, prepend=True))  # before one that leaves by an exception
-    following = nullcontext() if images is None else _Products(network, images, layers, stack, trace.escapes)
+    following = nullcontext() if images is None else _Products(network, images, layers, stack, trace)
     try:
         with following:
             yield trace
@@ -112,11 +113,11 @@ class _Products(TorchFunctionMode):
     """
 
     def __init__(
-        self, network: nn.Module, x: Tensor, layers: set[str], stack: list[tuple[str, int, Any]], escapes: list[Escape]
+        self, network: nn.Module, x: Tensor, layers: set[str], stack: list[tuple[str, int, Any]], trace: Trace
     ) -> None:
         super().__init__()
         self.parameters = {_memory(p): name for name, p in network.named_parameters() if p.numel()}
-        self.layers, self.stack, self.escapes = layers, stack, escapes
+        self.layers, self.stack, self.trace = layers, stack, trace
         self.images: dict[int, Tensor] = {id(x): x}  # by identity; held, so that none is used again
         self.weights: dict[int, tuple[Tensor, str]] = {}
 
@@ -125,6 +126,7 @@ class _Products(TorchFunctionMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         weights = [(tensor, name) for tensor in given if (name := self._weight(tensor)) is not None]
         images = any(id(tensor) in self.images for tensor in given)
+        self.trace.used.update(name for _, name in weights)
         name = getattr(func, "__name__", "")
         if images and name in PRODUCTS:
             factors = {id(leaf) for leaf in tree_leaves(_factors(name, args, kwargs or {}))}
@@ -140,7 +142,7 @@ class _Products(TorchFunctionMode):
     def _product(self, function: str, weights: list[str]) -> None:
         module = self.stack[-1][0] if self.stack else ""
         if module not in self.layers:
-            self.escapes += [Escape(weight, function, module) for weight in weights]
+            self.trace.escapes += [Escape(weight, function, module) for weight in weights]
 
     def _weight(self, tensor: Tensor) -> str | None:
         if id(tensor) in self.images:

@@ -20,7 +20,7 @@ from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Batch, Mask, Masking, Noise, evaluating, name_sites
 from calgp.gp.masks import half_norm
 from calgp.nets.base import Features, Task
-from calgp.nets.tracing import LAYERS, Call, Trace, first_tensor, main_output, tracing
+from calgp.nets.tracing import Call, Trace, first_tensor, main_output, tracing
 
 if TYPE_CHECKING:
     from calgp.nets.wrapping import Wrapped
@@ -58,7 +58,7 @@ class WrappedFeatures(Features):
             trace, c = self._traced(x, escapes=True)
             self.out_features = c.shape[1]
             self.reached = tuple(trace.layers())
-            self._freeze_what_is_not_reached()
+            self._freeze_what_is_not_used(trace.used)
             if masking.active and spec.mask != "none":
                 calls = self._chosen(trace)
                 self._check_rows(x, trace, c, calls)
@@ -86,14 +86,10 @@ class WrappedFeatures(Features):
         if not self.sites:
             return h
         h = h.repeat(1 if noise is None else len(noise.samples), *(1,) * (h.dim() - 1))
-        current = _Pass(noise, len(h), None if self._whole else h)
+        current = _Pass(noise, h.shape[0], None if self._whole else h)
         c = self._pass(current, h if self._whole else h.new_zeros(1, *self.image))
         if current.fired != self.sites:
-            silent = ", ".join(name for name, calls in self.sites.items() if current.fired[name] != calls)
-            raise CalgpError(
-                f"These masked layers of the network were not called as in its first pass: {silent}. What it calls "
-                "must not depend on the images; leave them out with mask=…"
-            )
+            raise _called_otherwise(name for name, calls in self.sites.items() if current.fired[name] != calls)
         return c
 
     def kl(self) -> Float[Tensor, ""]:
@@ -144,7 +140,7 @@ class WrappedFeatures(Features):
     def _stem(self, x: Tensor) -> Tensor:
         if self.sites and self._whole:
             return x
-        return self._pass(_Pass(None, len(x), stopping=bool(self.sites)), x.clone())
+        return self._pass(_Pass(None, x.shape[0], stopping=bool(self.sites)), x.clone())
 
     def _pass(self, current: "_Pass", x: Tensor) -> Tensor:
         """What the network gives for x: its features, or, where it should stop there, its stem."""
@@ -186,7 +182,7 @@ class WrappedFeatures(Features):
         if not layers:
             raise CalgpError("The network calls no convolution and no linear layer: there is nothing to make random.")
         last = [call for call in trace.calls if call.layer][-1]
-        linear = isinstance(self.network.get_submodule(last.name), nn.Linear)
+        linear = isinstance(self.network.get_submodule(last.name), nn.Linear) and len(layers[last.name]) == 1
         if c is not None and linear and last.name and last.output.shape == c.shape and last.output.dim() == 2:
             parent, _, child = last.name.rpartition(".")
             setattr(self.network.get_submodule(parent), child, nn.Identity())
@@ -220,14 +216,11 @@ class WrappedFeatures(Features):
             raise CalgpError(f"The network's features for {CHECKED} images are {tuple(c.shape)}; one row each was due.")
         return trace, c
 
-    def _freeze_what_is_not_reached(self) -> None:
-        """Layers behind the features, or that are never called, learn nothing."""
-        reached = {id(p) for name in self.reached for p in self.network.get_submodule(name).parameters()}
-        for name, module in self.network.named_modules():
-            if isinstance(module, LAYERS) and name not in self.reached:
-                for parameter in module.parameters():
-                    if id(parameter) not in reached:
-                        parameter.requires_grad_(False)
+    def _freeze_what_is_not_used(self, used: set[str]) -> None:
+        """What lies behind the features, or has no part in them, learns nothing."""
+        for name, parameter in self.network.named_parameters():
+            if name not in used:
+                parameter.requires_grad_(False)
 
     def _chosen(self, trace: Trace) -> dict[str, list[Call]]:
         """The layers to mask, with their calls; refuses what would be random only in name."""
@@ -241,8 +234,9 @@ class WrappedFeatures(Features):
                         "weights are used by a function, which a mask cannot stand in front of, or not at all; "
                         f"{_some(layers)}."
                     )
-            kept = {f"{name}.weight" for name in chosen}
-            escapes = [escape for escape in trace.escapes if escape.weight in kept]
+            masked = {id(p) for name in chosen for p in self.network.get_submodule(name).parameters()}
+            names = {name for name, parameter in self.network.named_parameters() if id(parameter) in masked}
+            escapes = [escape for escape in trace.escapes if escape.weight in names]
         else:
             linear = {name for name in layers if isinstance(self.network.get_submodule(name), nn.Linear)}
             kinds = {"all": set(layers), "linear": linear, "convolutions": set(layers) - linear}
@@ -277,6 +271,8 @@ class WrappedFeatures(Features):
             )
         for name, before in calls.items():
             after = other.layers().get(name, [])
+            if len(after) != len(before):
+                raise _called_otherwise([name])
             for one, two in zip(before, after, strict=True):
                 _check_rows_of(name, cast(Tensor, one.input), cast(Tensor, two.input))
 
@@ -430,6 +426,13 @@ def _vectors(output: Any) -> Float[Tensor, "N d"]:
         what = type(output).__name__ if c is None else f"a tensor of {' × '.join(map(str, c.shape))}"
         raise CalgpError(f"The features must be vectors [N, d] or images [N, d, H, W]; the module named gives {what}.")
     return c.mean((2, 3)) if c.dim() == 4 else c
+
+
+def _called_otherwise(names: Iterable[str]) -> CalgpError:
+    return CalgpError(
+        f"These masked layers of the network were not called as in its first pass: {', '.join(names)}. What it calls "
+        "must not depend on the images or on the mode; leave them out with mask=…"
+    )
 
 
 def _unkeyed(name: str) -> CalgpError:

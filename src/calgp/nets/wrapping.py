@@ -125,8 +125,9 @@ class Wrapped(Backbone):
                 f"calgp.wrap(network, name={self.network!r}) before, or with `calgp --network "
                 f"{self.network}=file.py:function …`."
             )
-        network = _made(NETWORKS[self.network], generator)
-        return WrappedFeatures(network, self, task, self._masking(asked) if asked.active else UNMASKED)
+        with torch.device("cpu"):  # a trace needs values, so it cannot be without memory; that of the user's own code
+            network = _made(NETWORKS[self.network], generator)
+            return WrappedFeatures(network, self, task, self._masking(asked) if asked.active else UNMASKED)
 
     def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:
         """Batch norm's statistics anew, with the masks on."""
@@ -160,7 +161,10 @@ def _register(network: Network, name: str | None) -> str:
 def _made(network: Network, generator: torch.Generator | None) -> nn.Module:
     """A copy of a network, or a new one; torch's own generator is left as it was."""
     if isinstance(network, nn.Module):
-        return copy.deepcopy(network)
+        try:
+            return copy.deepcopy(network)
+        except Exception as error:
+            raise CalgpError(f"The network cannot be copied ({error}); give wrap a function that makes it.") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**32, (), generator=generator)))
         made = network()

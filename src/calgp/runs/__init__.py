@@ -6,6 +6,7 @@ from calgp.runs.deciding import decide
 from calgp.runs.devices import open_device
 from calgp.runs.ensembles import ensemble
 from calgp.runs.evaluation import Evaluation, Predictor, decide_files, evaluate, predict_files, score
+from calgp.runs.export import Exported, export, export_model
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
 from calgp.runs.run import Run, from_json, identity, to_json
@@ -17,6 +18,7 @@ __all__ = [
     "Card",
     "Check",
     "Evaluation",
+    "Exported",
     "Interrupted",
     "Predictor",
     "Row",
@@ -30,6 +32,8 @@ __all__ = [
     "decide_files",
     "ensemble",
     "evaluate",
+    "export",
+    "export_model",
     "fit",
     "from_json",
     "identity",

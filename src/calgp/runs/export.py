@@ -1,0 +1,352 @@
+"""A run as one file that needs no calgp: ONNX or torch.export, with its uncertainty.
+
+Monte Carlo dropout does not survive an ordinary export: a Dropout node in training mode is removed by the optimisations
+of the run time, and a random node would give other numbers than torch. So nothing is random in the file: it holds the
+draws of S samples, those that `calgp predict` makes for its first image, packed to a bit each.
+"""
+
+import copy
+import json
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from calgp._version import __version__
+from calgp.calibration import LOWEST, Calibrator
+from calgp.data import load
+from calgp.errors import CalgpError
+from calgp.gp import Model, Noise, Predictive, freeze, predict
+from calgp.nets import Task
+from calgp.runs.evaluation import form
+from calgp.runs.folder import RunFolder, reporting, write_whole
+
+Target = Literal["onnx", "torch-export"]
+SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+OUTPUTS = ("probabilities", "entropy", "expected_entropy", "mutual_information", "spread")
+TOLERANCE = 1e-5  # of every output, between the file and torch
+METADATA = "calgp.json"  # the extra file of a torch.export archive
+OPSET = 18
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written and found to agree with torch."""
+
+    path: Path
+    size: int  # bytes
+    worst: dict[str, float]  # the largest difference to torch, by output
+    images: int  # that were compared
+    metadata: dict[str, Any]  # what the file tells of itself
+
+
+class Deployable(nn.Module):
+    """Images in [0, 1] ↦ OUTPUTS: Eq. (10) with a fixed set of S draws, for all images the same.
+
+    The draws are those of row 0, so that one image gets what `predict` gives it; a batch gets what `predict` gives
+    if the rows of all images are 0.
+
+    Args:
+        model: what was trained; it is copied, not changed.
+        image: channels, height and width.
+        samples, seed: as for `predict`.
+        calibrator: what the average goes through, if anything.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        image: tuple[int, int, int],
+        *,
+        samples: int,
+        seed: int,
+        calibrator: Calibrator | None = None,
+    ) -> None:
+        super().__init__()
+        model = copy.deepcopy(model).cpu().eval()
+        _require_own_moments(model)
+        freeze(model)
+        model.sites()
+        self.model, self.calibrator = model, calibrator
+        draws = _draws(model, image, samples, seed)
+        self.samples = samples if draws else 1
+        self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
+        self.keys = tuple(draws)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        kept = {key: draw() for key, draw in zip(self.keys, self.draws.values(), strict=True)}
+        predictive = Predictive.of(_log_probs(self.model, images, self.samples, kept))
+        if self.calibrator is not None:
+            log_p = self.calibrator.transform(predictive.log_probs.double().clamp_min(LOWEST))
+            predictive = predictive.calibrated(log_p.to(images.dtype))
+        return (
+            predictive.probs,
+            predictive.entropy,
+            predictive.expected_entropy,
+            predictive.mutual_information,
+            predictive.spread,
+        )
+
+
+def _log_probs(model: Model, x: Tensor, samples: int, kept: dict[tuple[int, int], Tensor], seed: int = 0) -> Tensor:
+    noise = Noise(seed, torch.arange(samples), torch.zeros_like(x[:, 0, 0, 0], dtype=torch.long), kept)
+    return model.likelihood.log_probs(model.sample(model.stem(x), noise), noise)
+
+
+@torch.no_grad()
+def _draws(model: Model, image: tuple[int, int, int], samples: int, seed: int) -> dict[tuple[int, int], Tensor]:
+    """All that is drawn for the image in row 0, by site and size."""
+    kept: dict[tuple[int, int], Tensor] = {}
+    _log_probs(model, torch.zeros(1, *image), samples, kept, seed)
+    return kept
+
+
+def _pack(z: Tensor) -> nn.Module:
+    return Bits(z) if ((z == 0) | (z == 1)).all() else Numbers(z)
+
+
+class Bits(nn.Module):
+    """Masks, eight to a byte."""
+
+    def __init__(self, z: Tensor) -> None:
+        super().__init__()
+        self.size = z.shape[-1]
+        bits = nn.functional.pad(z, (0, -self.size % 8)).unflatten(-1, (-1, 8)).to(torch.uint8)
+        self.register_buffer("bytes", (bits << torch.arange(8, dtype=torch.uint8)).sum(-1).to(torch.uint8))
+        self.register_buffer("table", (torch.arange(256)[:, None] >> torch.arange(8) & 1).to(z.dtype))
+        self.bytes: Tensor
+        self.table: Tensor
+
+    def forward(self) -> Tensor:
+        return nn.functional.embedding(self.bytes.int(), self.table).flatten(-2)[..., : self.size]
+
+
+class Numbers(nn.Module):
+    """Draws of Gaussians."""
+
+    def __init__(self, epsilon: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("epsilon", epsilon)
+        self.epsilon: Tensor
+
+    def forward(self) -> Tensor:
+        return self.epsilon
+
+
+def export(
+    folder: RunFolder,
+    path: Path | None = None,
+    *,
+    to: Target = "onnx",
+    samples: int = 50,
+    seed: int = 0,
+    calibrated: bool = True,
+) -> Exported:
+    """Write a finished run as one file and check that it gives what torch gives.
+
+    Args:
+        folder: a run of any method, or an ensemble.
+        path: the file; in the folder, model.onnx or model.pt2, unless given.
+        to: onnx, for ONNX Runtime and others; torch-export, for torch without calgp.
+        samples, seed: which draws the file holds.
+        calibrated: with the run's calibrator, if it has one.
+    """
+    if to not in get_args(Target):
+        raise CalgpError(f"There is no export to {to!r}; there are {', '.join(get_args(Target))}.")
+    card, calibrator = folder.card(), folder.calibrator() if calibrated else None
+    path = folder.path / f"model{SUFFIXES[to]}" if path is None else path
+    calibration = folder.calibration() if calibrated else None
+    told = {
+        "method": card.label,
+        "network": card.network,
+        "trained_on": card.run.source,
+        "classes": list(card.classes),
+        "calibrator": calibration and {name: calibration[name] for name in ("calibrator", "parameters")},
+        "decisions": folder.decisions(),
+    }
+    return export_model(
+        folder.model(), path, card.task, to=to, samples=samples, seed=seed, calibrator=calibrator, told=told
+    )
+
+
+def export_model(
+    model: Model,
+    path: Path,
+    task: Task,
+    *,
+    to: Target = "onnx",
+    samples: int = 50,
+    seed: int = 0,
+    calibrator: Calibrator | None = None,
+    told: dict[str, Any] | None = None,
+) -> Exported:
+    """`export` for a model in memory; `told` is added to what the file tells of itself."""
+    image = (task.channels, task.height, task.width)
+    module = Deployable(model, image, samples=samples, seed=seed, calibrator=calibrator)
+    metadata = _metadata(task, module.samples, seed) | (told or {})
+    data, run = WRITERS[to](_traced(module, image), metadata)
+    x = _probes(task)
+    try:
+        worst = _worst(run, model, x, samples, seed, calibrator)
+    except Exception as error:
+        raise CalgpError(f"The {to} file does not run: {_first(error)}; it was not kept.") from error
+    if not max(worst.values()) <= TOLERANCE:
+        output = max(worst, key=lambda name: worst[name] if worst[name] == worst[name] else math.inf)
+        raise CalgpError(
+            f"The {to} file gives another {output} than torch, by {worst[output]:.1e}, more than {TOLERANCE:g}; it was "
+            "not kept."
+        )
+    with reporting(path.parent):
+        write_whole(path, data)
+    return Exported(path, len(data), worst, len(x), metadata)
+
+
+def _metadata(task: Task, samples: int, seed: int) -> dict[str, Any]:
+    return {
+        "calgp": __version__,
+        "input": {
+            "name": "images",
+            "shape": ["N", task.channels, task.height, task.width],
+            "preprocessing": "float32 in [0, 1]: 8-bit pixels / 255, channels first, grey or RGB",
+        },
+        "outputs": {
+            "probabilities": "[N, Q] p(y | x), calibrated if there is a calibrator",
+            "entropy": "[N] of probabilities, in nats",
+            "expected_entropy": "[N] of the samples, before calibration",
+            "mutual_information": "[N] entropy of the average of samples less expected entropy, before calibration",
+            "spread": "[N, Q] standard deviation of the samples' probabilities, before calibration",
+        },
+        "samples": samples,
+        "seed": seed,
+        "draws": "of row 0, for all images of a batch the same",
+    }
+
+
+def _require_own_moments(model: Model) -> None:
+    for norm in (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)):
+        if norm.running_mean is None:
+            raise CalgpError(
+                "This network normalises by the moments of the batch (batch_moments): an image alone has no "
+                "prediction to export. Train it with backbone.batch_moments=false."
+            )
+
+
+def _traced(module: nn.Module, image: tuple[int, int, int]) -> Any:
+    """The module as a graph, for any number of images."""
+    try:
+        # Python runs as it is, so that anybody's network can be followed
+        traced = _exported(module, image, strict=False)
+    except Exception as first:
+        try:
+            traced = _exported(module, image, strict=True)  # Python is read: slower, and cleverer about sizes
+        except Exception:
+            raise CalgpError(f"This model cannot be exported, since torch cannot trace it: {_first(first)}.") from first
+    for node in traced.graph.nodes:  # where in the source it came from: most of a small file, and machine paths
+        for name in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+            node.meta.pop(name, None)
+    return traced
+
+
+def _exported(module: nn.Module, image: tuple[int, int, int], *, strict: bool) -> Any:
+    shapes = ({0: torch.export.Dim("N", min=1, max=2**20)},)
+    with _quiet(), torch.no_grad():
+        return torch.export.export(module, (torch.zeros(3, *image),), dynamic_shapes=shapes, strict=strict)
+
+
+Runner = Callable[[Tensor], list[Tensor]]
+
+
+def _as_torch_export(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runner]:
+    import io
+
+    file = io.BytesIO()
+    with _quiet():
+        torch.export.save(traced, file, extra_files={METADATA: json.dumps(metadata)})
+        module = torch.export.load(io.BytesIO(file.getvalue())).module()
+    return file.getvalue(), lambda x: list(module(x))
+
+
+def _as_onnx(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runner]:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise CalgpError(f"ONNX needs {error.name}, which is not here: pip install 'calgp[export]'.") from None
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                traced, (), dynamo=True, verbose=False, opset_version=OPSET, input_names=["images"],
+                output_names=list(OUTPUTS),
+            )  # fmt: skip
+        except Exception as error:
+            missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
+            reason = f"ONNX has nothing for {missing[1]}" if missing else _first(error)
+            raise CalgpError(f"This model cannot be written as ONNX: {reason}; try --to torch-export.") from error
+    assert program is not None  # noqa: S101 (for the type checker)
+    proto = program.model_proto
+    for part in (proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        part.ClearField("metadata_props")  # the exporter's own notes: half of a small file
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = "calgp", json.dumps(metadata)
+    data = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])  # default optimisations
+    return data, lambda x: [torch.from_numpy(each) for each in session.run(list(OUTPUTS), {"images": x.numpy()})]
+
+
+WRITERS: dict[str, Callable[[Any, dict[str, Any]], tuple[bytes, Runner]]] = {
+    "onnx": _as_onnx,
+    "torch-export": _as_torch_export,
+}
+
+
+def _probes(task: Task) -> Tensor:
+    """Images to compare on: noise, and embedded digits in the form of the task, where they can have it."""
+    shape = (task.channels, task.height, task.width)
+    noise = torch.rand(11, *shape, generator=torch.Generator().manual_seed(0))
+    try:
+        size, colour = form(task)
+    except CalgpError:
+        return noise
+    return torch.cat([noise, load("digits", "test", size=size, colour=colour).pixels(slice(21))])
+
+
+def _worst(
+    run: Runner, model: Model, x: Tensor, samples: int, seed: int, calibrator: Calibrator | None
+) -> dict[str, float]:
+    """The largest difference between the file and `predict`, by output; images alone and in batches."""
+    model = model.cpu()
+    expected = predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], samples=samples, seed=seed)
+    if calibrator is not None:
+        expected = expected.calibrated(calibrator.apply(expected.log_probs))
+    found = [torch.cat(parts) for parts in zip(*(run(part) for part in (x[:1], x[1:8], x[8:])), strict=True)]
+    wanted = (expected.probs, expected.entropy, expected.expected_entropy, expected.mutual_information, expected.spread)
+    return {name: (a - b).abs().max().item() for name, a, b in zip(OUTPUTS, found, wanted, strict=True)}
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch's exporters warn of what nobody here can mend (a torchvision that is not installed, their own ways)."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
