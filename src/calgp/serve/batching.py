@@ -214,11 +214,12 @@ class Worker:
         except Exception as error:  # the jobs hear of it; the thread lives on
             LOG.exception("A batch failed")
             batch.fail(error)
+        left, batch.left = batch.left, []
         with self._changed:
-            for job in batch.left:
-                self._open_images -= len(job)
-                self._open_work -= len(job) * job.samples
-            batch.left.clear()
+            self._open_images -= sum(len(job) for job, _ in left)
+            self._open_work -= sum(len(job) * job.samples for job, _ in left)
+        for job, last in left:  # when their places are free, so that who hears may ask again
+            job.tell(last)
         if batch.owners:
             self._running.append(batch)
 
@@ -245,7 +246,7 @@ class _Batch:
     def __init__(self, jobs: list[Job]) -> None:
         self.jobs = jobs
         self.owners = [(job, row) for job in jobs for row in range(len(job))]
-        self.left: list[Job] = []
+        self.left: list[tuple[Job, Progress | Exception]] = []  # jobs that are over, and what they are to hear
         self._pictures = torch.cat([job.pictures for job in jobs])
         self._sampling: Sampling | None = None
         self._keeps = any(job.error is not None or job.step is not None for job in jobs)
@@ -328,8 +329,7 @@ class _Batch:
 
     def _leave(self, job: Job, last: Progress | Exception) -> None:
         self.jobs.remove(job)
-        self.left.append(job)
-        job.tell(last)
+        self.left.append((job, last))
 
     def _keep(self, places: list[int]) -> None:
         if len(places) == len(self.owners):
