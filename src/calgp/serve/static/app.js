@@ -78,7 +78,6 @@ async function askFile(chosen) {
 }
 
 function seen(sentence) {
-  byId("seen").hidden = false;
   byId("seen-says").textContent = sentence;
 }
 
@@ -96,7 +95,8 @@ async function askShown(image) {
 function forget() {
   asking.abort();
   file = asked = null;
-  byId("seen").hidden = true;
+  seen("What the model gets.");
+  byId("preview").width = byId("preview").width; // empties it
   byId("invert-row").hidden = true;
   byId("file").value = "";
   view.clear();
@@ -139,7 +139,6 @@ function prepare() {
     ...choices.sort((a, b) => a - b).map((each) => new Option(each.toLocaleString("en"), each, false, each === model.default_samples)),
   );
   byId("samples-row").hidden = !model.random;
-  byId("clear").hidden = false;
   const drawable = model.input.channels === 1 && model.input.height === model.input.width;
   byId("drawing").hidden = !drawable;
   if (drawable) pad = new Pad(byId("pad"), { drawn: askDrawing, started: () => asking.abort(), cleared: forget });

@@ -2,6 +2,7 @@
 import { svg } from "./dom.js";
 import { count, nats, percent, whole } from "./words.js";
 
+export const FEW = 10; // images of a bin that say little
 const DOTS = 300; // single samples shown of a class: more are not told apart
 
 // The chart of one class: a bar for the mean, a line for ± the spread, a dot for each sample. It is drawn once and changed.
@@ -23,13 +24,14 @@ export class Bar {
   }
 }
 
-// Entropy between 0 and log Q: this picture, above what the test images had.
+// Entropy between 0 and log Q: of this picture if there is one, above what the test images had.
 export function doubtFigure({ entropy, parts, most, evaluations }) {
-  const width = 400, left = 4, right = 396;
+  const width = 330, left = 2, right = 328;
   const x = (value) => left + (right - left) * Math.min(value / most, 1);
-  const marks = [];
-  marks.push(svg("text", { x: left, y: 14, class: "name" }, "this picture"));
-  if (parts) {
+  const marks = [], names = [svg("text", { x: left, y: 14, class: "name" }, "this picture")];
+  if (entropy === null) {
+    marks.push(svg("path", { class: "tick", d: `M${left} 29H${right}` }));
+  } else if (parts) {
     marks.push(svg("rect", { class: "aleatoric", x: left, y: 20, height: 18, width: x(parts.aleatoric) - left }));
     marks.push(svg("rect", { class: "epistemic", x: x(parts.aleatoric), y: 20, height: 18, width: Math.max(x(entropy) - x(parts.aleatoric), 0) }));
   } else {
@@ -38,23 +40,22 @@ export function doubtFigure({ entropy, parts, most, evaluations }) {
   let y = 40;
   for (const { source, percentiles, outside } of evaluations) {
     const at = (share) => x(percentiles[share]);
-    marks.push(svg("text", { x: left, y: y + 16, class: "name" }, `${source}${outside ? " (not what it knows)" : ", its test images"}`));
+    names.push(svg("text", { x: left, y: y + 16, class: "name" }, `${source}${outside ? " (not what it knows)" : ", its test images"}`));
     marks.push(svg("path", { class: outside ? "range outside" : "range", d: `M${at(5)} ${y + 29}H${at(95)}` }));
     marks.push(svg("rect", { class: outside ? "half outside" : "half", x: at(25), y: y + 23, height: 12, width: Math.max(at(75) - at(25), 1), rx: 1 }));
     marks.push(svg("path", { class: "middle", d: `M${at(50)} ${y + 21}v16` }));
     y += 40;
   }
-  marks.push(svg("path", { class: "here", d: `M${x(entropy)} 20V${y}` }));
-  const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => {
-    const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
-    return svg("g", {}, svg("path", { class: "tick", d: `M${x(share * most)} ${y}v5` }),
-      svg("text", { x: x(share * most), y: y + 17, "text-anchor": anchor }, nats(share * most)));
-  });
+  if (entropy !== null) marks.push(svg("path", { class: "here", d: `M${x(entropy)} 18V${y}` }));
+  const step = most > 4 ? 1 : most > 1 ? 0.5 : 0.25;
+  const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => i * step).map((at) => svg("g", {},
+    svg("path", { class: "tick", d: `M${x(at)} ${y}v5` }),
+    svg("text", { x: x(at), y: y + 18, "text-anchor": at === 0 ? "start" : "middle" }, String(at))));
   const told = evaluations.map((each) => `Half of ${each.source} have between ${nats(each.percentiles[25])} and ${nats(each.percentiles[75])}.`);
-  const title = `Entropy of this picture: ${nats(entropy)} of at most ${nats(most)} nats. ${told.join(" ")}`;
-  return svg("svg", { viewBox: `0 0 ${width} ${y + 36}`, role: "img", "aria-label": title },
-    svg("path", { class: "axis", d: `M${left} ${y}H${right}` }), ...marks, ...ticks,
-    svg("text", { x: right, y: y + 33, "text-anchor": "end", class: "name" }, "entropy, nats"));
+  const here = entropy === null ? "" : `Entropy of this picture: ${nats(entropy)} of at most ${nats(most)} nats. `;
+  return svg("svg", { viewBox: `0 0 ${width} ${y + 24}`, role: "img", "aria-label": `${here}${told.join(" ") || "The test images are not known."}` },
+    svg("path", { class: "axis", d: `M${left} ${y}H${right}` }), ...marks, ...names, ...ticks,
+    svg("text", { x: right, y: y + 18, "text-anchor": "end", class: "name" }, "nats"));
 }
 
 // Of the images said to be so likely right, how many were? Bars are accuracies; the line is where both agree.
@@ -71,7 +72,7 @@ export function reliabilityFigure({ edges, count: counts, accuracy, confidence }
     const height = Math.max((strip * Math.log1p(n)) / Math.log1p(most), 1);
     bins.push(svg("g", {},
       svg("title", {}, `Said ${whole(from)} to ${whole(to)}: right ${percent(accuracy[bin])} of ${count(n, "image")}`),
-      svg("rect", { class: "accuracy", x: x(from) + 0.7, width: x(to) - x(from) - 1.4, y: y(accuracy[bin]), height: y(0) - y(accuracy[bin]) }),
+      svg("rect", { class: n < FEW ? "accuracy few" : "accuracy", x: x(from) + 0.7, width: x(to) - x(from) - 1.4, y: y(accuracy[bin]), height: y(0) - y(accuracy[bin]) }),
       svg("path", { class: over ? "gap over" : "gap under", d: `M${x(from) + 0.7} ${y(confidence[bin])}H${x(to) - 0.7}` }),
       svg("path", { class: "range", d: `M${middle} ${y(low)}V${y(high)}` }),
       svg("rect", { class: "counted", x: x(from) + 0.7, width: x(to) - x(from) - 1.4, y: y(0) + 74 - height, height })));
@@ -88,7 +89,7 @@ export function reliabilityFigure({ edges, count: counts, accuracy, confidence }
     svg("path", { class: "axis", d: `M${x(0)} ${y(0)}H${x(1)}M${x(0)} ${y(0) + 74}H${x(1)}` }),
     svg("path", { class: "here", id: "here", d: "" }),
     svg("text", { x: x(0) + 4, y: top + 12, class: "name" }, "right"),
-    svg("text", { x: left - 6, y: y(0) + 62, "text-anchor": "end", class: "name" }, "images"),
+    svg("text", { x: x(0) + 4, y: y(0) + 70, class: "name" }, "images"),
     svg("text", { x: x(1), y: y(0) + 92, "text-anchor": "end", class: "name" }, "the model's confidence"));
 }
 

@@ -1,8 +1,8 @@
 // What is told of the run: facts, scores, the reliability diagram, test images.
 import { byId, element } from "./dom.js";
-import { reliabilityFigure } from "./figures.js";
+import { FEW, reliabilityFigure } from "./figures.js";
 import { own } from "./verdict.js";
-import { count, interval, nats, percent, whole } from "./words.js";
+import { count, interval, nats, percent, sure, whole } from "./words.js";
 
 const four = (value) => value.toFixed(4);
 const SCORES = [
@@ -15,14 +15,10 @@ const SCORES = [
 export function showFacts(model) {
   const { classes, input } = model;
   const named = classes.length <= 12 ? classes.join(", ") : `${classes.slice(0, 8).join(", ")}, … (${classes.length})`;
-  const facts = [
-    ["Model", `${model.label}${model.calibrator ? ` + ${model.calibrator}` : ""}`],
-    ["Network", model.network],
-    ["Trained on", `${count(model.train_images, "image")} of ${model.source}`],
-    ["Knows", named],
-    ["Takes", `${input.width} × ${input.height} pixels, ${input.channels === 1 ? "grey" : "colour"}`],
-  ];
-  byId("facts").replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  const calibrated = model.calibrator ? `, calibrated by ${model.calibrator}` : "";
+  byId("facts").replaceChildren(
+    element("strong", {}, model.label), ` on ${model.network}, trained on ${count(model.train_images, "image")} of ${model.source}${calibrated}. `,
+    `It knows ${named}, and takes ${input.width} × ${input.height} ${input.channels === 1 ? "grey" : "colour"} pixels.`);
   byId("version").textContent = `calgp ${model.version}.`;
 }
 
@@ -46,7 +42,7 @@ export function showReliability(model) {
     ...outside,
     element("div", { class: "grid" },
       element("figure", { class: "card" }, reliabilityFigure(reliability), element("figcaption", {},
-        "Bars: how often it was right, by how sure it was, with 95 % intervals. Ideal is the diagonal. Short lines: how sure it was on average, ",
+        `Bars: how often it was right, by how sure it was, with 95 % intervals; pale where there are fewer than ${FEW} images. Ideal is the diagonal. Short lines: how sure it was on average, `,
         element("span", { class: "over" }, "dashed if more than right"), ". Below: how many images, on a logarithmic scale. The dotted line is your picture.")),
       element("div", {}, element("ul", { class: "tiles" }, ...tiles),
         element("p", { class: "caption" }, `Small numbers: 95 % intervals over test images. All with ${count(evaluation.samples, "sample")} an image; less is better.`),
@@ -81,9 +77,9 @@ export function showGalleries(told, model, choose) {
 }
 
 function thumbnail(shown, choose) {
-  const image = element("img", { src: shown.picture, alt: "", loading: "lazy" });
+  const image = element("img", { src: shown.picture, alt: "" });
   const button = element("button", { type: "button", class: shown.wrong ? "card wrong" : "card", title: shown.name }, image,
-    element("span", { class: "told" }, "says ", element("strong", {}, shown.label), ` ${percent(shown.confidence)}`),
+    element("span", { class: "told" }, "says ", element("strong", {}, shown.label), ` ${sure(shown.confidence)}`),
     element("span", { class: "truth" }, shown.wrong ? `✗ it is ${shown.truth}` : `✓ it is ${shown.truth}`),
     element("span", { class: "under" }, `entropy ${nats(shown.entropy)}`));
   button.addEventListener("click", () => choose(image));

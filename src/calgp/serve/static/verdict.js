@@ -13,16 +13,17 @@ export const own = (model) => {
 // { abstains, why }: by the run's own rule if it has one; else by its doubt, compared to the test images'; else by half.
 export function judged(prediction, model) {
   if (prediction.abstain !== null) {
-    return { abstains: prediction.abstain, why: prediction.abstain ? "The run was told to abstain where it is as unsure as here." : "" };
+    return { abstains: prediction.abstain, why: `The run was told when to abstain: here it does${prediction.abstain ? "" : " not"}.` };
   }
   const percentiles = own(model)?.entropy_percentiles;
   if (percentiles) {
     const limit = percentiles[RARE];
     const abstains = prediction.entropy > limit;
-    return { abstains, why: abstains ? `It doubts this more (${nats(prediction.entropy)} nats) than ${RARE} of 100 test images (${nats(limit)}).` : "" };
+    const compared = `${RARE} of 100 test images (${nats(limit)} nats)`;
+    return { abstains, why: abstains ? `It doubts this more than ${compared}.` : `It does not doubt this more than ${compared}.` };
   }
   const abstains = prediction.confidence < 0.5;
-  return { abstains, why: abstains ? "No class has half of the probability." : "" };
+  return { abstains, why: abstains ? "No class has half of the probability." : "A class has half of the probability or more." };
 }
 
 // How often the model was right where it was about as confident: its bin, and neighbours until there are enough images.
