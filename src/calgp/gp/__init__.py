@@ -16,7 +16,7 @@ from calgp.gp.mixture import Mixture
 from calgp.gp.noise import Noise
 from calgp.gp.patches import CHANNELS, InducingPatches
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
-from calgp.gp.sampling import Sampling, certain
+from calgp.gp.sampling import Sampling, settled
 from calgp.gp.sites import Site, name_sites
 from calgp.gp.sparse import Covariances, Inducing, InducingPoints, SparseGP
 from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
@@ -28,7 +28,7 @@ __all__ = [
     "MaskedConv2d", "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies",
     "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Posterior", "Predictive",
     "RandomFeatureGP", "RobustMax", "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta",
-    "Variational", "bound_filters", "certain", "draw_frequencies", "evaluating", "gaussian", "hadamard_transform",
+    "Variational", "bound_filters", "draw_frequencies", "evaluating", "gaussian", "hadamard_transform",
     "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding", "sample_cost",
-    "spectral_norm",
+    "settled", "spectral_norm",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Prediction in instalments: samples as they come, and when enough of them have come."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from calgp.gp.inference import Model, Predictive, _Moments, draw
 
-BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # shares λ of the capital of `certain`
+BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # shares λ of the capital of `settled`
 
 
 class Sampling:
@@ -25,6 +26,7 @@ class Sampling:
 
     def __init__(self, model: Model, x: Tensor, rows: Int[Tensor, "N"], *, seed: int) -> None:
         self.model, self.rows, self.seed, self.drawn = model, rows, seed, 0
+        model.sites()  # names them
         with torch.inference_mode():
             self._h = model.stem(x)
         self._moments: _Moments | None = None
@@ -56,7 +58,7 @@ class Sampling:
             self._moments = replace(self._moments, **{name: getattr(self._moments, name)[index] for name in names})
 
 
-def certain(probs: Float[Tensor, "S N Q"], error: float) -> Bool[Tensor, "N"]:
+def settled(probs: Float[Tensor, "S N Q"], error: float) -> Bool[Tensor, "N"]:
     """Whether S samples settle which class is the most probable by all samples there could be, S → ∞.
 
     Samples are independent, and for classes a and b the difference D_s = p_s(a) − p_s(b) lies in [−1, 1]. If b is at
@@ -66,7 +68,7 @@ def certain(probs: Float[Tensor, "S N Q"], error: float) -> Bool[Tensor, "N"]:
     (Q − 1) / `error` against every other. To settle for a wrong class is to win that much against the right one; there
     are Q − 1 wrong ones, so this happens with probability at most `error`, however often and whenever one looks.
 
-    >>> bool(certain(torch.tensor([[[0.9, 0.1]]]).expand(20, 1, 2), 0.01))
+    >>> bool(settled(torch.tensor([[[0.9, 0.1]]]).expand(20, 1, 2), 0.01))
     True
     """
     classes = probs.shape[-1]
@@ -76,5 +78,5 @@ def certain(probs: Float[Tensor, "S N Q"], error: float) -> Bool[Tensor, "N"]:
     leading = probs.mean(0).argmax(-1)  # [N]
     ahead = probs.gather(-1, leading[None, :, None].expand(len(probs), -1, 1)) - probs  # D_s, [S, N, Q]
     capital = torch.stack([torch.log1p(bet * ahead.clamp_min(-1)).sum(0) for bet in BETS])
-    settled = capital.logsumexp(0) - torch.tensor(len(BETS)).log() >= torch.tensor((classes - 1) / error).log()
-    return settled.scatter(-1, leading[:, None], True).all(-1)
+    won = capital.logsumexp(0) - math.log(len(BETS)) >= math.log((classes - 1) / error)
+    return won.scatter(-1, leading[:, None], True).all(-1)

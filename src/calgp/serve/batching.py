@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calgp.gp import Model, Predictive, Sampling, certain, evaluating, sample_cost
+from calgp.gp import Model, Predictive, Sampling, evaluating, sample_cost, settled
 from calgp.gp.inference import MEMORY
 from calgp.runs.evaluation import Predictor, on_cpu
 from calgp.serve.decide import Decide, Decided
 from calgp.serve.limits import Limits
 
-LOOK = 8  # samples between two looks at whether the answer is certain: fixed, so that company changes no answer
+LOOK = 8  # samples between two looks at whether the label is settled: fixed, so that company changes no answer
 LOG = logging.getLogger("calgp.serve")
 
 
@@ -43,7 +43,7 @@ class Answer:
     aleatoric: float
     epistemic: float
     samples: int
-    certain: bool | None  # whether sampling stopped because the answer was; None if that was not asked for
+    settled: bool | None  # whether sampling stopped because the label was; None if that was not asked for
     conformal_set: list[int] | None
     abstain: bool | None
 
@@ -67,7 +67,7 @@ class Job:
     seed: int
     deadline: float  # of time.monotonic
     tell: Callable[[Progress | Exception], None]  # called by the thread that owns the model
-    error: float | None = None  # stop when the answer is certain but for this probability
+    error: float | None = None  # stop when the label is settled but for this probability
     step: int | None = None  # samples between two reports
     cancelled: bool = False
     answers: list[Any] = field(default_factory=list)  # of each image, the latest
@@ -220,21 +220,21 @@ class Worker:
         if batch.owners:
             self._running.append(batch)
 
-    def _answers(self, part: Predictive, pictures: Tensor, settled: list[bool | None], samples: int) -> list[Answer]:
+    def _answers(self, part: Predictive, pictures: Tensor, sure: list[bool | None], samples: int) -> list[Answer]:
         """The predictive as plain numbers, calibrated and decided upon as the run says."""
         part = on_cpu(part)
         if self._predictor.calibrator is not None:
             part = part.calibrated(self._predictor.calibrator.apply(part.log_probs))
         decided = Decided(None, None) if self._decide is None else self._decide(part, pictures)
-        none = [None] * len(settled)
+        none = [None] * len(sure)
         sets = none if decided.sets is None else [row.nonzero().flatten().tolist() for row in decided.sets]
         abstains = none if decided.abstains is None else decided.abstains.tolist()
         columns = (
             part.labels, part.probs, part.spread, part.monte_carlo_error, part.entropy, part.expected_entropy,
             part.mutual_information,
         )  # fmt: skip
-        counts = [samples] * len(settled)
-        rows = zip(*(column.tolist() for column in columns), counts, settled, sets, abstains, strict=True)
+        counts = [samples] * len(sure)
+        rows = zip(*(column.tolist() for column in columns), counts, sure, sets, abstains, strict=True)
         return [Answer(*row) for row in rows]
 
 
@@ -271,12 +271,12 @@ class _Batch:
         """Answer the rows that are finished, tell the jobs that wait for it, go on with the rest."""
         assert self._sampling is not None  # noqa: S101 (for the type checker)
         drawn = self._sampling.drawn
-        settled = self._settled(drawn)
-        finished = [bool(sure) or drawn >= job.samples for (job, _), sure in zip(self.owners, settled, strict=True)]
+        sure = self._settled(drawn)
+        finished = [bool(now) or drawn >= job.samples for (job, _), now in zip(self.owners, sure, strict=True)]
         reporting = {job for job in self.jobs if job.step is not None and drawn % job.step == 0}
         if not any(finished) and not reporting:
             return
-        told = answers(self._sampling.predictive(), self._pictures, settled, drawn)
+        told = answers(self._sampling.predictive(), self._pictures, sure, drawn)
         for (job, row), answer in zip(self.owners, told, strict=True):
             job.answers[row] = answer
         open_jobs = {job for (job, _), done in zip(self.owners, finished, strict=True) if not done}
@@ -302,18 +302,18 @@ class _Batch:
         self.owners = []
 
     def _settled(self, drawn: int) -> list[bool | None]:
-        """Of each row whether its answer is certain; None where that was not asked for."""
+        """Of each row whether its label is settled; None where that was not asked for."""
         looking = {job for job in self.jobs if drawn % LOOK == 0 or drawn >= job.samples}
         errors = {job.error for job in looking if job.error is not None}
-        found = {error: self._certain(error) for error in errors}
+        found = {error: self._is_settled(error) for error in errors}
         return [
             None if job.error is None else job in looking and found[job.error][place]
             for place, (job, _) in enumerate(self.owners)
         ]
 
-    def _certain(self, error: float) -> list[bool]:
+    def _is_settled(self, error: float) -> list[bool]:
         assert self._drawn is not None  # noqa: S101 (for the type checker)
-        return certain(self._drawn, error).tolist()
+        return settled(self._drawn, error).tolist()
 
     def _draws(self, job: Job) -> list[list[list[float]]] | None:
         """What the samples since the last report gave for each image of a job; nothing for one finished before."""

@@ -44,6 +44,6 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name == "wait" else 1
+            least = 0 if field.type is float or field.type == "float" else 1
             if not least <= value < float("inf"):
                 raise CalgpError(f"The limit {field.name}={value} cannot be; it must be at least {least}.")

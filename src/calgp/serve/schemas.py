@@ -62,7 +62,7 @@ class Prediction(Closed):
         "before calibration, where they add up to the entropy."
     )
     samples: int = Field(ge=1, description="Samples that were drawn.")
-    certain: bool | None = Field(
+    settled: bool | None = Field(
         description="Whether sampling stopped because the label was settled; null if `error` was not given."
     )
     conformal_set: list[str] | None = Field(
