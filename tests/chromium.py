@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
-import subprocess
+import signal
 import time
 from collections import deque
 from pathlib import Path
@@ -33,18 +34,25 @@ class Browser:
     """
 
     def __init__(self, profile: Path) -> None:
-        reads, self._out = os.pipe()
-        self._in, writes = os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
                  "--disable-extensions", "--disable-background-networking", "--disable-component-update",
                  "--hide-scrollbars", "--force-color-profile=srgb", "--remote-debugging-pipe",
                  f"--user-data-dir={profile}", "about:blank"]  # fmt: skip
-        # the shell gives the pipes the numbers 3 and 4
-        shell = ["sh", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "sh", chromium(), *flags]
-        with (profile.parent / "chromium.log").open("wb") as log:
-            self._process = subprocess.Popen(shell, pass_fds=(reads, writes), stdout=log, stderr=log)
-        os.close(reads)
-        os.close(writes)
+        path = chromium()
+        reads, self._out = os.pipe()
+        self._in, writes = os.pipe()
+        # above 4, so that neither is overwritten before it is duplicated
+        high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 10) for each in (reads, writes)]
+        log = str(profile.parent / "chromium.log")
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            (os.POSIX_SPAWN_DUP2, high[0], 3),
+            (os.POSIX_SPAWN_DUP2, high[1], 4),
+        ]
+        self._process = os.posix_spawn(path, [path, *flags], os.environ, file_actions=actions)
+        for each in (reads, writes, *high):
+            os.close(each)
         self._buffer, self._last = b"", 0
         self.events: deque[dict[str, Any]] = deque()
 
@@ -89,8 +97,8 @@ class Browser:
         try:
             self.command("Browser.close")
         except (OSError, RuntimeError, TimeoutError):
-            self._process.kill()
-        self._process.wait(SECONDS)
+            os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
         os.close(self._out)
         os.close(self._in)
 

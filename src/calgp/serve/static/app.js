@@ -59,12 +59,15 @@ function askDrawing(strokes) {
 }
 
 async function askFile(chosen) {
-  asking.abort();
+  if (chosen !== file) pad ? pad.clear() : forget();
   tell("");
+  asking.abort();
+  asking = new AbortController();
+  const { signal } = asking;
   try {
     const grey = model.input.channels === 1, invert = grey && byId("invert").checked;
     const { blob, bitmap } = await sendable(chosen, { limits: model.limits, invert });
-    if (chosen !== file) pad?.clear();
+    if (signal.aborted) return; // another picture has come while this one was opened
     file = chosen;
     byId("invert-row").hidden = !grey;
     const preview = byId("preview");
@@ -83,7 +86,6 @@ function seen(sentence) {
 
 // A test image of the gallery, from the page itself.
 async function askShown(image) {
-  byId("invert").checked = false;
   const canvas = element("canvas", { width: image.naturalWidth, height: image.naturalHeight });
   canvas.getContext("2d").drawImage(image, 0, 0);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
@@ -96,8 +98,9 @@ function forget() {
   asking.abort();
   file = asked = null;
   seen("What the model gets.");
-  byId("preview").width = byId("preview").width; // empties it
+  byId("preview").width = model.input.width; // empties it
   byId("invert-row").hidden = true;
+  byId("invert").checked = false;
   byId("file").value = "";
   view.clear();
 }

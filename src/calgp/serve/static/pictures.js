@@ -52,7 +52,8 @@ export function trace(context, strokes, width, colour) {
   for (const stroke of strokes) {
     context.beginPath();
     context.moveTo(...stroke[0]);
-    for (const point of stroke.length > 1 ? stroke.slice(1) : stroke) context.lineTo(...point);
+    for (const point of stroke.slice(1)) context.lineTo(...point);
+    context.lineTo(stroke.at(-1)[0] + width / 100, stroke.at(-1)[1]); // a line of no length would draw nothing
     context.stroke();
   }
 }
@@ -93,8 +94,7 @@ function redrawn(bitmap, largest, invert) {
 
 // A bitmap stretched over a canvas, on white where it is transparent.
 export function paint(canvas, bitmap, invert = false, grey = false) {
-  const context = canvas.getContext("2d");
-  context.filter = "none";
+  const context = canvas.getContext("2d", { willReadFrequently: true });
   context.fillStyle = "#fff";
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.imageSmoothingQuality = "high";
@@ -112,7 +112,7 @@ export function paint(canvas, bitmap, invert = false, grey = false) {
 export function paintGrey(canvas, grey) {
   canvas.height = grey.length;
   canvas.width = grey[0].length;
-  const context = canvas.getContext("2d");
+  const context = canvas.getContext("2d", { willReadFrequently: true });
   const pixels = context.createImageData(canvas.width, canvas.height);
   grey.flat().forEach((shade, place) => pixels.data.set([shade, shade, shade, 255], 4 * place));
   context.putImageData(pixels, 0, 0);
