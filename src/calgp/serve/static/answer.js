@@ -25,6 +25,9 @@ export class AnswerView {
     byId("bars-says").textContent = model.random
       ? `Bars are averages over samples, dots single samples${raw}, lines one standard deviation to both sides.`
       : "This model draws no samples: its probabilities have no spread.";
+    const table = byId("bars").closest("table");
+    table.classList.toggle("long", model.classes.some((name) => name.length > 4));
+    table.classList.toggle("single", !model.random);
     this.clear();
   }
 

@@ -1,5 +1,5 @@
 // What is said of an answer: whether the model knows, and how far its word can be trusted.
-import { count, nats, percent, whole } from "./words.js";
+import { count, nats, percent, source, whole } from "./words.js";
 
 export const ENOUGH = 30; // test images behind a sentence about reliability
 export const RARE = 95; // of 100 test images have less doubt: beyond, and unless told otherwise, the page says "I don't know"
@@ -10,20 +10,16 @@ export const own = (model) => {
   return inside.find((each) => each.source === model.source) ?? inside[0];
 };
 
-// { abstains, why }: by the run's own rule if it has one; else by its doubt, compared to the test images'; else by half.
+// { abstains, why }: by the run's own rule if it has one; else if no class has half of the probability, or the doubt is rare.
 export function judged(prediction, model) {
   if (prediction.abstain !== null) {
     return { abstains: prediction.abstain, why: `The run was told when to abstain: here it does${prediction.abstain ? "" : " not"}.` };
   }
-  const percentiles = own(model)?.entropy_percentiles;
-  if (percentiles) {
-    const limit = percentiles[RARE];
-    const abstains = prediction.entropy > limit;
-    const compared = `${RARE} of 100 test images (${nats(limit)} nats)`;
-    return { abstains, why: abstains ? `It doubts this more than ${compared}.` : `It does not doubt this more than ${compared}.` };
-  }
-  const abstains = prediction.confidence < 0.5;
-  return { abstains, why: abstains ? "No class has half of the probability." : "A class has half of the probability or more." };
+  if (prediction.confidence < 0.5) return { abstains: true, why: "No class has half of the probability." };
+  const limit = own(model)?.entropy_percentiles?.[RARE];
+  if (limit === undefined) return { abstains: false, why: "One class has more than half of the probability." };
+  const abstains = prediction.entropy > limit;
+  return { abstains, why: `It ${abstains ? "doubts" : "does not doubt"} this more than ${RARE} of 100 test images (${nats(limit)} nats).` };
 }
 
 // How often the model was right where it was about as confident: its bin, and neighbours until there are enough images.
@@ -50,7 +46,7 @@ export function nearestSentence(confidence, model) {
   const found = nearest(confidence, evaluation.reliability);
   if (found === null) return "Not known: no test image had a confidence like this.";
   return `When this model said between ${whole(found.from)} and ${whole(found.to)}, it was right ${percent(found.right)} of the time, on ${
-    count(found.n, "test image")} of ${evaluation.source}. That holds for pictures like those.`;
+    count(found.n, "test image")} of ${source(evaluation.source)}. That holds for pictures like those.`;
 }
 
 // How many of 100 test images have less doubt; null where that is not known.
