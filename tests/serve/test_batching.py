@@ -140,7 +140,8 @@ def test_what_nobody_waits_for_is_let_go(work, digits):
 
 def test_a_batch_that_fails_takes_nobody_with_it(work, digits, caplog):
     worker = work(wait=0)
-    bad, bad_heard = asked(digits[:1, :20])  # a picture of another size
+    bad, bad_heard = asked(digits[:1])
+    bad.pictures = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)  # the model takes one channel
     worker.submit(bad)
     assert isinstance(bad_heard.get(timeout=20), Exception)
     good, good_heard = asked(digits[:1])

@@ -182,7 +182,7 @@ class Worker:
             if not self._waiting:
                 return [] if self._running else None
             if not self._running and not self._closing and self._limits.wait and self._room(self._waiting) > 0:
-                self._changed.wait_for(lambda: self._room(self._waiting) <= 0, self._limits.wait)
+                self._changed.wait_for(lambda: self._closing or self._room(self._waiting) <= 0, self._limits.wait)
             first = self._waiting.popleft()
             jobs, rest = [first], deque[Job]()
             for job in self._waiting:
@@ -280,7 +280,7 @@ class _Batch:
         for (job, row), answer in zip(self.owners, told, strict=True):
             job.answers[row] = answer
         open_jobs = {job for (job, _), done in zip(self.owners, finished, strict=True) if not done}
-        for job in self.jobs:
+        for job in list(self.jobs):
             if job not in open_jobs:
                 self._leave(job, Progress(job.answers, self._draws(job), drawn, True))
             elif job in reporting:
