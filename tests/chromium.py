@@ -59,7 +59,9 @@ class Browser:
     def command(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its result."""
         self._last += 1
-        message = {"id": self._last, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        message = {"id": self._last, "method": method, "params": parameters} | (
+            {"sessionId": session} if session else {}
+        )
         os.write(self._out, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + SECONDS
         while True:
