@@ -229,6 +229,11 @@ class Page:
             *(each["text"] for each in logged if each["level"] in ("error", "warning")),
         ]
 
+    def forgive(self) -> None:
+        """Forget what has happened so far."""
+        self._browser.listen(0.02)
+        self._browser.events = deque(e for e in self._browser.events if e.get("sessionId") != self._session)
+
     def close(self) -> None:
         self._browser.command("Target.disposeBrowserContext", browserContextId=self._context)
-        self._browser.events = deque(e for e in self._browser.events if e.get("sessionId") != self._session)
+        self.forgive()

@@ -1,6 +1,6 @@
 // Figures as SVG, from the API's numbers. Colours are in the style sheet.
 import { svg } from "./dom.js";
-import { count, nats, percent, source as named, whole } from "./words.js";
+import { count, nats, percent, sourceName, whole } from "./words.js";
 
 export const FEW = 10; // images of a bin that say little
 const DOTS = 300; // single samples shown of a class: more are not told apart
@@ -40,7 +40,7 @@ export function doubtFigure({ entropy, parts, most, evaluations }) {
   let y = 40;
   for (const { source, percentiles, outside } of evaluations) {
     const at = (share) => x(percentiles[share]);
-    names.push(svg("text", { x: left, y: y + 16, class: "name" }, `${named(source)}${outside ? " (not what it knows)" : ", its test images"}`));
+    names.push(svg("text", { x: left, y: y + 16, class: "name" }, `${sourceName(source)}${outside ? " (not what it knows)" : ", its test images"}`));
     marks.push(svg("path", { class: outside ? "range outside" : "range", d: `M${at(5)} ${y + 29}H${at(95)}` }));
     marks.push(svg("rect", { class: outside ? "half outside" : "half", x: at(25), y: y + 23, height: 12, width: Math.max(at(75) - at(25), 1), rx: 1 }));
     marks.push(svg("path", { class: "middle", d: `M${at(50)} ${y + 21}v16` }));
@@ -51,7 +51,7 @@ export function doubtFigure({ entropy, parts, most, evaluations }) {
   const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => i * step).map((at) => svg("g", {},
     svg("path", { class: "tick", d: `M${x(at)} ${y}v5` }),
     at > 0.88 * most ? null : svg("text", { x: x(at), y: y + 18, "text-anchor": at === 0 ? "start" : "middle" }, String(at))));
-  const told = evaluations.map((each) => `Half of ${named(each.source)} have between ${nats(each.percentiles[25])} and ${nats(each.percentiles[75])}.`);
+  const told = evaluations.map((each) => `Half of ${sourceName(each.source)} have between ${nats(each.percentiles[25])} and ${nats(each.percentiles[75])}.`);
   const here = entropy === null ? "" : `Entropy of this picture: ${nats(entropy)} of at most ${nats(most)} nats. `;
   return svg("svg", { viewBox: `0 0 ${width} ${y + 24}`, role: "img", "aria-label": `${here}${told.join(" ") || "The test images are not known."}` },
     svg("path", { class: "axis", d: `M${left} ${y}H${right}` }), ...marks, ...names, ...ticks,

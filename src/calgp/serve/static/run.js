@@ -2,7 +2,7 @@
 import { byId, element } from "./dom.js";
 import { FEW, reliabilityFigure } from "./figures.js";
 import { own } from "./verdict.js";
-import { count, interval, nats, percent, source, sure, whole } from "./words.js";
+import { count, interval, nats, percent, sourceName, sure, whole } from "./words.js";
 
 const four = (value) => value.toFixed(4);
 const SCORES = [
@@ -17,7 +17,7 @@ export function showFacts(model) {
   const named = classes.length <= 12 ? classes.join(", ") : `${classes.slice(0, 8).join(", ")}, … (${classes.length})`;
   const calibrated = model.calibrator ? `, calibrated by ${model.calibrator}` : "";
   byId("facts").replaceChildren(
-    element("strong", {}, model.label), ` on ${model.network}, trained on ${count(model.train_images, "image")} of ${source(model.source)}${calibrated}. `,
+    element("strong", {}, model.label), ` on ${model.network}, trained on ${count(model.train_images, "image")} of ${sourceName(model.source)}${calibrated}. `,
     `It knows ${named}, and takes ${input.width} × ${input.height} ${input.channels === 1 ? "grey" : "colour"} pixels.`);
   byId("version").textContent = `calgp ${model.version}.`;
 }
@@ -34,10 +34,10 @@ export function showReliability(model) {
     element("span", { class: "name" }, name), element("span", { class: "value" }, form(scores[key])),
     element("span", { class: "under" }, interval(intervals?.[key], form)), element("span", { class: "means" }, says)));
   const outside = model.evaluations.filter((each) => each.outside && each.ood).map((each) => element("p", {},
-    `It doubts a picture of ${source(each.source)}, which it does not know, more than one of ${source(evaluation.source)} in ${
+    `It doubts a picture of ${sourceName(each.source)}, which it does not know, more than one of ${sourceName(evaluation.source)} in ${
       percent(each.ood.entropy.auroc.value)} of all pairs (50 % would be chance).`));
   byId("reliability").replaceChildren(
-    element("p", { class: "summary" }, `On ${count(evaluation.n, "test image")} of ${source(evaluation.source)} it was ${
+    element("p", { class: "summary" }, `On ${count(evaluation.n, "test image")} of ${sourceName(evaluation.source)} it was ${
       percent(scores.confidence)} sure on average, and ${percent(1 - scores.err)} right.`),
     ...outside,
     element("div", { class: "grid" },
@@ -67,7 +67,7 @@ export function showGalleries(told, model, choose) {
   ].filter(([, , shown]) => shown.length);
   if (!groups.length) {
     byId("galleries").replaceChildren(element("p", { class: "note" },
-      `The test images of ${source(model.source)} are not on this machine, or the run has not been evaluated on them (`, element("code", {}, "calgp evaluate"), ")."));
+      `The test images of ${sourceName(model.source)} are not on this machine, or the run has not been evaluated on them (`, element("code", {}, "calgp evaluate"), ")."));
     return;
   }
   byId("galleries").replaceChildren(element("p", {}, "Press one to ask the model about it again."),

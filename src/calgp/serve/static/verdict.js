@@ -1,5 +1,5 @@
 // What is said of an answer: whether the model knows, and how far its word can be trusted.
-import { count, nats, percent, source, whole } from "./words.js";
+import { count, nats, percent, sourceName, whole } from "./words.js";
 
 export const ENOUGH = 30; // test images behind a sentence about reliability
 export const RARE = 95; // of 100 test images have less doubt: beyond, and unless told otherwise, the page says "I don't know"
@@ -46,7 +46,7 @@ export function nearestSentence(confidence, model) {
   const found = nearest(confidence, evaluation.reliability);
   if (found === null) return "Not known: no test image had a confidence like this.";
   return `When this model said between ${whole(found.from)} and ${whole(found.to)}, it was right ${percent(found.right)} of the time, on ${
-    count(found.n, "test image")} of ${source(evaluation.source)}. That holds for pictures like those.`;
+    count(found.n, "test image")} of ${sourceName(evaluation.source)}. That holds for pictures like those.`;
 }
 
 // How many of 100 test images have less doubt; null where that is not known.

@@ -12,7 +12,7 @@ export const sure = (share) => percent(Math.min(Math.max(share, 1e-9), 1 - 1e-9)
 export const brief = (share) => (share < 5e-4 ? `<0.1${THIN}%` : share > 0.9995 ? `>99.9${THIN}%` : `${(100 * share).toFixed(1)}${THIN}%`);
 export const whole = (share) => `${Math.round(100 * share)}${THIN}%`;
 export const nats = (value) => value.toFixed(2).replace("-", "−");
-export const source = (name) => (name.startsWith("folder:") ? name.split(/[/\\]/).filter(Boolean).at(-1).replace(/^folder:/, "") : name);
+export const sourceName = (name) => (name.startsWith("folder:") ? name.split(/[/\\]/).filter(Boolean).at(-1).replace(/^folder:/, "") : name);
 export const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
 export function interval(ends, form) {
