@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -49,7 +50,7 @@ def start():
         process.communicate()
 
 
-def test_overload_is_shed_quickly_and_sigterm_finishes_what_was_accepted(start, digits):
+def test_overload_is_shed_quickly_and_sigterm_finishes_what_was_accepted(start, digits, tmp_path, monkeypatch, capsys):
     process, address = start("--threads", "1", "--limit", "queue=8", "--limit", "requests=64")
     body = png(digits[0])
 
@@ -74,6 +75,10 @@ def test_overload_is_shed_quickly_and_sigterm_finishes_what_was_accepted(start, 
             process.send_signal(signal.SIGTERM)
             return [status for status, _ in await asyncio.gather(*asked)]
 
+    (tmp_path / "digit.png").write_bytes(body)
+    monkeypatch.chdir(tmp_path)
+    exec(documented(address), {})  # noqa: S102
+    assert capsys.readouterr().out.startswith("9 0.99")
     answers = asyncio.run(overload())
     accepted = [seconds for status, seconds in answers if status == 200]
     shed = [seconds for status, seconds in answers if status == 503]
@@ -83,6 +88,12 @@ def test_overload_is_shed_quickly_and_sigterm_finishes_what_was_accepted(start, 
     output = process.communicate(timeout=30)[0]
     assert "Application shutdown complete" in output and "Traceback" not in output
     assert process.returncode in (0, -signal.SIGTERM)
+
+
+def documented(address: str) -> str:
+    """The Python example of docs/serve.md, with another address."""
+    text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    return text.split("```python\n")[1].split("```")[0].replace("http://127.0.0.1:8000", address)
 
 
 @pytest.mark.parametrize(
