@@ -139,6 +139,9 @@ class Evaluation(Closed):
     reliability: ReliabilityTable | None
     entropy_histogram: dict[str, list[float]] | None
     mean_entropy: float | None
+    entropy_percentiles: list[float] | None = Field(
+        description="Entropies that 0, 1, …, 100 of 100 images do not exceed; null if predictions were not kept."
+    )
     ood: dict[str, Any] | None = Field(description="Outside: how well doubt tells these images from the run's own.")
 
 

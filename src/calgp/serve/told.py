@@ -10,6 +10,7 @@ from calgp.errors import CalgpError
 from calgp.report.gallery import by_entropy, data_uri
 from calgp.runs import RunFolder
 from calgp.runs.evaluation import Predictor, test_images
+from calgp.serve.doubts import entropy_percentiles
 from calgp.serve.limits import Limits
 from calgp.serve.schemas import Evaluation, Form, GalleryTold, LimitsTold, ModelTold, Shown
 
@@ -32,15 +33,19 @@ def model_of(folder: RunFolder, predictor: Predictor, limits: Limits, *, random:
         random=random,
         calibrator=calibrator,
         decisions=None if predictor.decisions is None else folder.decisions(),
-        evaluations=[_evaluation(each) for each in folder.evaluations() if each.get("calibrator") == calibrator],
+        evaluations=[
+            _evaluation(folder, each) for each in folder.evaluations() if each.get("calibrator") == calibrator
+        ],
         default_samples=min(samples, limits.samples),
         limits=LimitsTold(**{name: getattr(limits, name) for name in LimitsTold.model_fields}),
         version=__version__,
     )
 
 
-def _evaluation(summary: dict[str, Any]) -> Evaluation:
-    return Evaluation.model_validate({name: summary.get(name) for name in Evaluation.model_fields})
+def _evaluation(folder: RunFolder, summary: dict[str, Any]) -> Evaluation:
+    kept = {name: summary.get(name) for name in Evaluation.model_fields}
+    percentiles = entropy_percentiles(folder, summary["source"], summary.get("calibrator"))
+    return Evaluation.model_validate(kept | {"entropy_percentiles": percentiles})
 
 
 def gallery_of(folder: RunFolder) -> GalleryTold:
