@@ -34,8 +34,18 @@ docs: $(STAMP)  ## build the documentation site into site/, with no warnings
 kill: $(STAMP)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends
 	@$(BIN)/python tests/kills.py --kills 200 --operations 12 --command-lines 4
 
+load: $(STAMP)  ## measure the server under load on loopback (about five minutes)
+	@$(BIN)/python -m bench.serve
+
 test: $(STAMP)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules
+
+fuzz: $(STAMP)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
+	@PYTHONPATH=tests $(BIN)/python -m fuzz --files $(or $(FILES),100000)
+
+audit: $(STAMP)  ## look the pinned versions up among known vulnerabilities (needs a network; fails without one)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[audit]"
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 check: format lint imports types test  ## everything: format, lint, import layers, types, tests, doctests
 

@@ -509,3 +509,20 @@ def test_a_network_of_ones_own_is_trained_and_found_again(run_cli, tmp_path, mon
         status, message = run_cli("--network", wrong, "methods")
         assert status == 1
         assert "--network" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 100_000, "method = []", "[method]\nname = []", "[method]\nkind = {}", "seed = 2026-11-16",
+        "[method]\nkind = 'CnnGp'\ndepth = 10000000", "steps = 1e300", "a = " + "1" * 5000, "\ufffd", "source = 3",
+    ],
+)  # fmt: skip
+def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
+    from calgp.cli import _options
+    from calgp.runs import from_json
+
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(CalgpError) as caught:
+        from_json(_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
+    assert len(str(caught.value)) < 600

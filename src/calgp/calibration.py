@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 
 LOWEST = -1000.0  # the smallest log-probability that is told from smaller ones
 LOWEST_T, HIGHEST_T = 0.05, 20.0
@@ -281,7 +281,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
 def find(name: str) -> type[Calibrator]:
     """A calibrator by its name."""
     if name not in CALIBRATORS:
-        raise CalgpError(f"There is no calibrator {name!r}; there are {', '.join(CALIBRATORS)}.")
+        raise CalgpError(f"There is no calibrator {brief(name)}; there are {', '.join(CALIBRATORS)}.")
     return CALIBRATORS[name]
 
 
@@ -293,14 +293,16 @@ def to_json(calibrator: Calibrator) -> dict[str, Any]:
 
 def from_json(data: dict[str, Any]) -> Calibrator:
     """The calibrator of plain data, checked."""
-    kind = find(str(data.get("calibrator")))
+    if not isinstance(data, dict) or not isinstance(data.get("calibrator"), str):
+        raise CalgpError(f"A calibrator is a table with its name under 'calibrator', not {brief(data)}.")
+    kind = find(data["calibrator"])
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     try:
         calibrator = kind(**{name: _numbers(data[name]) for name in names})
         probe = torch.full((1, calibrator.classes or 2), 0.0).log_softmax(-1)
         usable = bool(calibrator.apply(probe).isfinite().all())
-    except (KeyError, TypeError, ValueError, RuntimeError, CalgpError) as error:
-        raise CalgpError(f"The {data['calibrator']} calibrator is damaged ({error}).") from None
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError, CalgpError) as error:  # and RecursionError
+        raise CalgpError(f"The {data['calibrator']} calibrator is damaged ({str(error)[:200]}).") from None
     if not usable:
         raise CalgpError(f"The {data['calibrator']} calibrator is damaged (it gives no finite probabilities).")
     return calibrator
@@ -318,7 +320,7 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_numbers(each) for each in value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{brief(value)} is no finite number")
     return value
 
 

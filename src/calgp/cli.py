@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from calgp._version import __version__
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, printable
 
 app = typer.Typer(
     name="calgp",
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        err.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
@@ -143,6 +143,8 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
+    if resume is not None and runs.RunFolder(resume).interrupted:
+        runs.RunFolder(resume).check_tensors("checkpoint.safetensors")
     card = runs.RunFolder(resume).card() if resume else None
     run = card.run if card else runs.from_json(_options(config, given, set_ or []))
     begun_in = card.environment.get("precision", "32-true") if card else "32-true"
@@ -486,6 +488,46 @@ def track(
 
 
 @app.command()
+def serve(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder, or `shipped`.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the run that comes with the package.")] = False,
+    host: Annotated[str, typer.Option(help="The address to listen on; this machine alone unless given.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that clients must send; else $CALGP_TOKEN, else none.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which clients may call the server, such as that of a proxy.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A limit, such as samples=200; see docs/serve.md.")
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve a run over HTTP: a page at / and an API (/openapi.json). Ctrl-C or SIGTERM finishes what was accepted.
+
+    Limits and their defaults: body=4194304 bytes, side=8192 and pixels=25000000 of pictures, images=32 a request,
+    samples=1000 an image, queue=256 images, requests=128, connections=512, seconds=30 a request, wait=0.002 seconds for
+    company, batch=64 images.
+
+    Example: calgp serve --demo --port 8000
+    """
+    try:
+        from calgp.serve import Limits, read_token
+        from calgp.serve import serve as serve_run
+    except ModuleNotFoundError as error:
+        raise CalgpError(f"`calgp serve` needs {error.name}: pip install 'calgp[serve]' brings it.") from None
+
+    if demo == (run is not None):
+        raise CalgpError("Name one run to serve, such as runs/mnist, or give --demo for the one in the package.")
+    limits, token = Limits.parse(limit or []), read_token(token_file)
+    folder, fabric = _folder(run or "shipped"), _fabric(device, "32-true", threads)
+    out.print(f"Serving {folder.card().label} on http://{host}:{port} (Ctrl-C stops it).", soft_wrap=True)
+    serve_run(folder, fabric, host=host, port=port, limits=limits, token=token, hosts=allow_host or (), threads=threads)
+
+
+@app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,
@@ -819,10 +861,12 @@ def _toml(path: Path) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    from calgp.runs.reading import LARGEST_JSON, read_bytes
+
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CalgpError(f"{path} cannot be read as TOML: {error}.") from None
+        return tomllib.loads(read_bytes(path, LARGEST_JSON).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CalgpError(f"{path} cannot be read as TOML: {str(error)[:300]}.") from None
 
 
 def _folder(name: str) -> Any:

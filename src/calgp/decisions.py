@@ -377,8 +377,8 @@ def from_json(data: dict[str, Any]) -> Decisions:
             None if selection is None else _selection(selection),
             None if sets is None else _sets(sets),
         )
-    except (KeyError, TypeError, ValueError, CalgpError) as error:
-        raise CalgpError(f"The decisions are damaged ({error}).") from None
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, CalgpError) as error:
+        raise CalgpError(f"The decisions are damaged ({str(error)[:200]}).") from None
 
 
 def check_wanted(

@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from torch import Tensor
 
+from calgp.errors import printable
 from calgp.gp import Predictive
 from calgp.runs.comparison import METRICS, Row
 from calgp.runs.export import Exported
@@ -211,7 +212,7 @@ def calibration_table(found: dict[str, Any]) -> Table:
     for name in METRICS:
         table.add_row(name.upper(), f"{found['before'][name]:.4f}", f"{found['after'][name]:.4f}")
     if found["warning"] is not None:
-        table.caption = escape(found["warning"])
+        table.caption = escape(printable(found["warning"]))
     return table
 
 
@@ -314,10 +315,13 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
         numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
         told = {
             "abstains": "yes" if row.get("abstains") else "no",
-            "set": escape("; ".join(row.get("set", [])) or "none"),
+            "set": escape(printable("; ".join(row.get("set", [])) or "none")),
         }
         table.add_row(
-            escape(row["file"]), escape(row["label"]), *numbers, escape(second), *(told[name] for name in more)
+            *(escape(printable(cell)) for cell in (row["file"], row["label"])),
+            *numbers,
+            escape(printable(second)),
+            *(told[name] for name in more),
         )
     return table
 
@@ -350,7 +354,7 @@ def comparison_table(rows: list[Row]) -> Table:
         seeds = f"{len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
         setting = f"{row.backbone}, {row.train_images:,} {row.source}, {row.steps:,} steps, {seeds}"
         table.add_row(
-            f"[bold]{escape(row.method)}[/]\n{escape(setting)}",
+            f"[bold]{escape(printable(row.method))}[/]\n{escape(printable(setting))}",
             *("" if value is None else number(*value) for value in numbers),
         )
     return table

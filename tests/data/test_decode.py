@@ -1,10 +1,14 @@
 import io
+import os
+import resource
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from calgp.data.decode import read_picture, survey
+from calgp.data.decode import LARGEST_FILE, read_picture, survey
 from calgp.errors import CalgpError
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
@@ -67,7 +71,7 @@ def test_size_and_colour_are_as_asked():
 
 
 def test_bombs_and_damage_are_refused_by_name(monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)  # above it Pillow warns, above twice it refuses
+    monkeypatch.setattr("calgp.data.decode.MOST_PIXELS", 8)
     for width in (4, 40):
         with pytest.raises(CalgpError, match=r"it is not a readable picture.*decompression bomb"):
             read(Image.new("L", (width, 3)))
@@ -88,3 +92,32 @@ def test_damaged_pictures_raise_only_our_error():
                 assert read_picture(io.BytesIO(broken.tobytes()), name="it", size=4, colour="rgb").shape == (3, 4, 4)
             except CalgpError as error:
                 assert str(error).startswith("it is not a readable picture")
+
+
+def test_a_bomb_is_refused_before_it_unfolds():
+    header = struct.pack(">IIBBBBB", 10_000, 10_000, 1, 0, 0, 0, 0)  # one bit a pixel; as RGBA it would have 400 MB
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1251 * 10_000))), (b"IEND", b""))
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    ]
+    file = io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    assert len(file.getvalue()) < 20_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CalgpError, match="10000 × 10000 pixels; at most 67108864 are decoded"):
+        read_picture(file, name="it", size=8, colour="rgb")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
+
+
+def test_a_file_that_is_too_large_or_none_is_not_opened(tmp_path):
+    (tmp_path / "a.webp").write_bytes(b"RIFF")
+    os.truncate(tmp_path / "a.webp", LARGEST_FILE + 1)  # Pillow would read it whole
+    os.mkfifo(tmp_path / "b.png")  # and wait for this one
+    for name, why in (("a.webp", "at most 268435456 are read"), ("b.png", "no regular file"), ("c.png", "no regular")):
+        with pytest.raises(CalgpError, match=why):
+            read_picture(tmp_path / name, name=name, size=None, colour=None)
+        assert survey(tmp_path / name) is None
+
+
+def test_a_size_that_no_picture_has_is_refused():
+    with pytest.raises(CalgpError, match="size=1000000000 is no picture size"):
+        read(Image.fromarray(GREY), size=10**9)

@@ -3,6 +3,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -116,8 +117,8 @@ def test_an_archive_without_its_files_leaves_nothing(host, monkeypatch, tmp_path
 def test_members_that_are_too_large_are_refused(host, monkeypatch, tmp_path):
     folder, url = host
     monkeypatch.setitem(PUBLISHED, "cifar100", archive(folder / "a.tar.gz", RIGHT))
-    monkeypatch.setattr("calgp.data.fetch._LARGEST_MEMBER", 4)
-    with pytest.raises(CalgpError, match="5 bytes, too many"):
+    monkeypatch.setattr("calgp.data.fetch._LARGEST_ARCHIVE", 4)
+    with pytest.raises(CalgpError, match="more than 4 bytes"):
         download("cifar100", tmp_path / "data", base_url=url)
     assert everything(tmp_path / "data") == []
 
@@ -169,3 +170,46 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_what_cannot_be_fetched_is_explained(name, message):
     with pytest.raises(CalgpError, match=message):
         download(name)
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_a_member_that_is_no_regular_file_is_not_taken(host, monkeypatch, tmp_path, kind):
+    folder, url = host
+    strange = RIGHT | {"cifar-100-python/train": special("cifar-100-python/train", kind, "/etc/passwd")}
+    monkeypatch.setitem(PUBLISHED, "cifar100", archive(folder / "a.tar.gz", strange))
+    with pytest.raises(CalgpError, match="does not hold train"):
+        download("cifar100", tmp_path / "data", base_url=url)
+    assert everything(tmp_path / "data") == []
+
+
+def test_countless_members_are_refused(host, monkeypatch, tmp_path):
+    folder, url = host
+    many = {f"cifar-100-python/{number}": b"" for number in range(1001)}
+    monkeypatch.setitem(PUBLISHED, "cifar100", archive(folder / "a.tar.gz", many | RIGHT))
+    with pytest.raises(CalgpError, match="more than 1000 members"):
+        download("cifar100", tmp_path / "data", base_url=url)
+    assert everything(tmp_path / "data") == []
+
+
+def test_a_bomb_in_an_extended_header_takes_no_more_than_the_archive_may(host, monkeypatch, tmp_path):
+    """tarfile reads the text of such a header whole, however much it claims."""
+    folder, url = host
+    header = special("cifar-100-python/train", tarfile.XHDTYPE)
+    header.size = 2**33
+    path = folder / "a.tar.gz"
+    path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(40_000_000), 1))
+    monkeypatch.setattr("calgp.data.fetch._LARGEST_ARCHIVE", 2**20)
+    monkeypatch.setitem(PUBLISHED, "cifar100", Published("", (remote(path),), "cifar-100-python", ("meta",)))
+    tracemalloc.start()
+    with pytest.raises(CalgpError, match="unpacks to more than 1048576 bytes"):
+        download("cifar100", tmp_path / "data", base_url=url)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * 2**20
+    assert everything(tmp_path / "data") == []

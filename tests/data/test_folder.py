@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +128,16 @@ def test_impossible_options_are_refused(animals):
         load(f"folder:{animals}", "train", colour="pink")  # type: ignore[arg-type]
     with pytest.raises(CalgpError, match="no 'valid' part"):
         Folder(animals).load("valid")  # type: ignore[arg-type]
+
+
+def test_a_pipe_among_the_pictures_is_left_out(animals):
+    before = len(Folder(animals).whole())
+    os.mkfifo(animals / "cat" / "pipe.png")
+    assert len(Folder(animals).whole()) == before
+
+
+@pytest.mark.parametrize("source", ["folder:~nobody-here/x", "folder:" + "x" * 300, "folder:a\x00b", "x" * 10**6])
+def test_a_source_that_cannot_be_is_refused_in_one_sentence(source):
+    with pytest.raises(CalgpError) as caught:
+        load(source, "train")
+    assert len(str(caught.value)) < 600

@@ -1,4 +1,6 @@
+import contextlib
 import gzip
+import os
 import pickle
 import random
 import struct
@@ -6,6 +8,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from calgp.data.formats import read_cifar_binary, read_cifar_names, read_cifar_pickle, read_idx, read_lines
 from calgp.errors import CalgpError
@@ -144,3 +148,41 @@ def test_class_names(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(CalgpError, match="no text"):
         read_lines(path)
+
+
+def test_a_gzip_bomb_takes_no_more_than_it_declares():
+    bomb = gzip.compress(idx(Y) + bytes(50_000_000), 1)
+    tracemalloc.start()
+    with pytest.raises(CalgpError, match="declares 5 bytes of content but holds more"):
+        read_idx(bomb)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000  # a bomb of 50 MB
+
+
+def test_more_pictures_than_any_set_has_are_refused_by_the_header():
+    with pytest.raises(CalgpError, match="16777216 pictures"):
+        read_idx(bytes([0, 0, 8, 1]) + struct.pack(">I", 2**24 + 1))
+
+
+@pytest.mark.parametrize(
+    "read", [lambda path: read_cifar_pickle(path, "labels"), lambda path: read_cifar_binary(path, 1)]
+)
+def test_a_cifar_file_of_any_size_is_refused_in_little_memory(tmp_path, monkeypatch, read):
+    monkeypatch.setattr("calgp.data.formats.LARGEST_CIFAR", 2**20)
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 2**40)  # a sparse file: it takes no room
+    tracemalloc.start()
+    with pytest.raises(CalgpError, match="larger than 1048576 bytes"):
+        read(tmp_path / "file")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * 2**20
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=64), st.booleans())
+def test_any_bytes_are_an_array_or_refused(data, packed):
+    for content in (data, b"\x00\x00\x08" + data):
+        with contextlib.suppress(CalgpError):
+            assert read_idx(gzip.compress(content) if packed else content).dtype == np.uint8

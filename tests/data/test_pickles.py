@@ -5,6 +5,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from calgp.data.pickles import read_pickle
 from calgp.errors import CalgpError
@@ -99,3 +101,25 @@ def test_damage_is_refused_or_read_and_nothing_else(protocol):
                 broken[chance.randrange(len(broken))] = chance.randrange(256)
         with contextlib.suppress(CalgpError):
             assert isinstance(read_pickle(bytes(broken)), dict)
+
+
+@pytest.mark.parametrize("opcodes", [b"}", b"]\x94", b"(", b"K\x01\x94"], ids=["tables", "lists", "marks", "numbers"])
+def test_a_pickle_of_countless_objects_is_refused(opcodes, monkeypatch):
+    """A byte makes an object of a hundred: what may be made is counted."""
+    monkeypatch.setattr("calgp.data.pickles.MOST", 1000)
+    with pytest.raises(CalgpError, match="more than 1000 opcodes"):
+        read_pickle(b"\x80\x04" + opcodes * 1001 + b".")
+
+
+PIECES = st.sampled_from([
+    b"\x80\x02", b"}", b"]", b")", b"(", b"K\x05", b"X\x01\x00\x00\x00a", b"U\x02u1", b"q\x00", b"h\x00", b"\x94", b"t",
+    b"\x85", b"\x86", b"\x87", b"a", b"e", b"s", b"u", b"R", b"b", b"cnumpy\ndtype\n", b"cnumpy\nndarray\n", b"N",
+    b"cnumpy.core.multiarray\n_reconstruct\n", b"c_codecs\nencode\n", b"X\x06\x00\x00\x00latin1", b"C\x02ab", b"\x93",
+])  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=40))
+def test_any_opcodes_are_a_table_or_refused(pieces):
+    with contextlib.suppress(CalgpError):
+        assert isinstance(read_pickle(b"".join(pieces) + b"."), dict)

@@ -81,7 +81,7 @@ def test_an_unfinished_run_has_no_model(copy):
 
 def test_the_log_leaves_out_cut_lines_and_keeps_the_later_of_two(copy):
     with (copy.path / "log.jsonl").open("a") as file:
-        file.write('{"kind": "train", "step": 20, "nll": 7.0}\n{"kind": "tra')
+        file.write('{"kind": "train", "step": 20, "nll": 7.0, "kl": 0.0, "rate": 0.1}\n{"kind": "tra')
     log = copy.log()
     assert [record["nll"] for record in log if record["kind"] == "train" and record["step"] == 20] == [7.0]
     assert [record["step"] for record in log] == sorted(record["step"] for record in log)

@@ -12,9 +12,11 @@ from PIL import Image, ImageOps
 
 from calgp.errors import CalgpError
 
-from .images import Colour
+from .images import Colour, check_form
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+LARGEST_FILE = 2**28  # bytes of a picture file
+MOST_PIXELS = 2**26  # of a picture: 67 million; decoded and made RGB it takes some 20 bytes a pixel
 _GREY = {"1", "L", "LA", "La"}
 _ROTATED = {5, 6, 7, 8}  # EXIF orientations that exchange width and height
 _ORIENTATION = 0x0112
@@ -29,21 +31,29 @@ def read_picture(file: Path | IO[bytes], *, name: str, size: Size | None, colour
     Raises:
         CalgpError: `name` is no picture that can be decoded, or is so large that it may be an attack.
     """
+    for side in size if isinstance(size, tuple) else (size,):
+        check_form(side, colour)
     with warnings.catch_warnings():
-        _strict_about_bombs()
+        warnings.simplefilter("ignore")  # odd metadata
         try:
+            _check_file(file)
             with Image.open(file, formats=_formats()) as picture:
+                _check_pixels(picture)
                 return picture_array(ImageOps.exif_transpose(picture), size=size, colour=colour)
         except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
-            raise CalgpError(f"{name} is not a readable picture ({str(error) or type(error).__name__})") from error
+            raise CalgpError(
+                f"{name} is not a readable picture ({str(error)[:300] or type(error).__name__})"
+            ) from error
 
 
 def survey(path: Path) -> tuple[bool, tuple[int, int]] | None:
     """(is grey, (width, height)) from the header alone; None where it cannot be read, which decoding will report."""
     with warnings.catch_warnings():
-        _strict_about_bombs()
+        warnings.simplefilter("ignore")
         try:
+            _check_file(path)
             with Image.open(path, formats=_formats()) as picture:
+                _check_pixels(picture)
                 width, height = picture.size
                 rotated = picture.getexif().get(_ORIENTATION) in _ROTATED
                 return is_grey(picture), (height, width) if rotated else (width, height)
@@ -76,8 +86,12 @@ def picture_array(picture: Image.Image, *, size: Size | None = None, colour: Col
 def _flat(picture: Image.Image) -> Image.Image:
     """Eight bits a channel and nothing transparent."""
     if picture.mode.startswith("I"):  # 16-bit grey: 0 … 65535 to 0 … 255
-        wide = np.asarray(picture).astype(np.int64).clip(0, 65535)
-        return Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
+        wide = np.array(picture, np.int32)
+        np.clip(wide, 0, 65535, out=wide)
+        wide *= 255
+        wide += 32767
+        wide //= 65535
+        return Image.fromarray(wide.astype(np.uint8))
     if picture.mode == "F":
         raise CalgpError("its pixels are floats, whose range is not known")
     if not picture.has_transparency_data:
@@ -86,7 +100,18 @@ def _flat(picture: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
 
 
-def _strict_about_bombs() -> None:
-    """Pillow only warns of a picture that unfolds to gigabytes; what else it warns of (odd metadata) is harmless."""
-    warnings.simplefilter("ignore")
-    warnings.simplefilter("error", Image.DecompressionBombWarning)
+def _check_file(file: Path | IO[bytes]) -> None:
+    """Some decoders read a file whole, and a pipe would be waited for."""
+    if not isinstance(file, Path):
+        return
+    if not file.is_file():
+        raise CalgpError("it is no regular file")
+    if (size := file.stat().st_size) > LARGEST_FILE:
+        raise CalgpError(f"it has {size} bytes; at most {LARGEST_FILE} are read")
+
+
+def _check_pixels(picture: Image.Image) -> None:
+    """Refuse a picture that unfolds to gigabytes (a decompression bomb) before a pixel of it is decoded."""
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        raise CalgpError(f"a decompression bomb? It has {width} × {height} pixels; at most {MOST_PIXELS} are decoded")

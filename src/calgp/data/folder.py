@@ -146,22 +146,22 @@ class Listing:
 
 def subfolders(path: Path) -> list[Path]:
     """The visible folders in `path`, by name."""
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise CalgpError(f"The picture folder {path} {what}; give a folder that holds a folder for each class.")
     try:
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            raise CalgpError(f"The picture folder {path} {what}; give a folder that holds a folder for each class.")
         return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise CalgpError(f"The picture folder {path} cannot be read ({error.strerror}); change its rights.") from error
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """The visible picture files in `folder` and below, by name; links to folders are not followed."""
+    """The visible picture files in `folder` and below, by name; links to folders are not followed, pipes not opened."""
     found = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in files if not name.startswith(".")]
-    return sorted(path for path in found if path.suffix.lower() in SUFFIXES)
+    return sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def _check_listing(root: Path, classes: tuple[str, ...], files: list[_File]) -> None:

@@ -20,7 +20,10 @@ from calgp.errors import CalgpError
 
 from .pickles import read_pickle
 
-MAXIMUM = 2**30  # bytes of content: EMNIST's largest file has 0.55 · 10⁹
+MAXIMUM = 2**30  # bytes of an idx file's content: EMNIST's largest has 0.55 · 10⁹
+MOST = 2**24  # pictures: each has two numbers of eight bytes besides its pixels
+LARGEST_CIFAR = 2**28  # bytes of a file of CIFAR: CIFAR-100's train file has 1.6 · 10⁸
+LARGEST_NAMES = 2**20  # bytes of a file of class names
 _STEP = 2**20
 _CIFAR = 3 * 32 * 32
 
@@ -52,8 +55,10 @@ def _idx_array(stream: IO[bytes] | gzip.GzipFile, name: str) -> np.ndarray:
         raise CalgpError(f"{name} ends inside its header; fetch or copy it anew.")
     shape = struct.unpack(f">{magic[3]}I", header)
     size = math.prod(shape)
-    if not 0 < size <= MAXIMUM:
-        raise CalgpError(f"{name} declares the shape {list(shape)}; calgp reads 1 to {MAXIMUM} bytes of content.")
+    if not 0 < size <= MAXIMUM or shape[0] > MOST:
+        raise CalgpError(
+            f"{name} declares the shape {list(shape)}; calgp reads 1 to {MAXIMUM} bytes of content, {MOST} pictures."
+        )
     content = _read(stream, size + 1)
     if len(content) != size:
         came = f"only {len(content)}" if len(content) < size else "more"
@@ -69,16 +74,16 @@ def _read(stream: IO[bytes] | gzip.GzipFile, size: int) -> bytearray:
     return content
 
 
-def read_file(path: Path) -> bytes:
-    """A whole file of at most `MAXIMUM` bytes."""
+def read_file(path: Path, most: int) -> bytearray:
+    """A whole file of at most `most` bytes."""
     try:
         with path.open("rb") as file:
-            content = _read(file, MAXIMUM + 1)
+            content = _read(file, most + 1)
     except OSError as error:
         raise CalgpError(f"{path} cannot be read ({error.strerror}); fetch or copy it anew.") from error
-    if len(content) > MAXIMUM:
-        raise CalgpError(f"{path} is larger than {MAXIMUM} bytes, which no published image set is; replace it.")
-    return bytes(content)
+    if len(content) > most:
+        raise CalgpError(f"{path} is larger than {most} bytes, which no such published file is; replace it.")
+    return content
 
 
 def read_cifar_pickle(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +107,7 @@ def read_cifar_names(path: Path, key: str) -> tuple[str, ...]:
 
 def _cifar_dict(path: Path) -> dict[str, Any]:
     try:
-        return read_pickle(read_file(path))
+        return read_pickle(bytes(read_file(path, LARGEST_CIFAR)))
     except CalgpError as error:
         if str(path) in str(error):
             raise
@@ -111,18 +116,18 @@ def _cifar_dict(path: Path) -> dict[str, Any]:
 
 def read_cifar_binary(path: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Pictures and labels of one binary batch; a record has `labels` label bytes, of which the last is the class."""
-    content = read_file(path)
+    content = read_file(path, LARGEST_CIFAR)
     record = labels + _CIFAR
     if not content or len(content) % record:
         raise CalgpError(f"{path} has {len(content)} bytes, no multiple of {record}, CIFAR's record; fetch it anew.")
-    records = np.frombuffer(bytearray(content), np.uint8).reshape(-1, record)
+    records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1].copy()
 
 
 def read_lines(path: Path) -> tuple[str, ...]:
     """The lines of a text file of class names, empty ones left out."""
     try:
-        lines = read_file(path).decode("utf-8").split("\n")
+        lines = read_file(path, LARGEST_NAMES).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise CalgpError(f"{path} is no text of class names ({error.reason}); fetch or copy it anew.") from error
     return tuple(line.strip() for line in lines if line.strip())

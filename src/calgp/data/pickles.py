@@ -36,6 +36,7 @@ class _Array:
     value: np.ndarray | None = None
 
 
+MOST = 2_000_000  # opcodes: CIFAR-100's train file has 120,241; each may make some 200 bytes
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _MARK = object()
 _UINT8 = object()
@@ -57,7 +58,9 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     """
     reader = _Reader(budget=len(data))
     try:
-        for name, argument in _steps(io.BytesIO(data)):
+        for count, (name, argument) in enumerate(_steps(io.BytesIO(data))):
+            if count == MOST:
+                raise CalgpError(f"the pickle has more than {MOST} opcodes, which no published image set needs")
             reader.step(name, argument)
         return _plain(reader.pop())
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:

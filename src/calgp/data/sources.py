@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 
 from .folder import Folder
 from .formats import joined, read_cifar_binary, read_cifar_names, read_cifar_pickle, read_idx, read_lines
@@ -40,12 +40,18 @@ def load(
 def open_source(text: str, *, size: int | None = None, colour: Colour | None = None) -> Source:
     """The source that `text` names: one of `SOURCES`, or `folder:PATH`, decoded to `size` and `colour`."""
     if text.startswith("folder:") and text != "folder:":
-        return Folder(Path(text.removeprefix("folder:")).expanduser(), size=size, colour=colour)
+        try:
+            path = Path(text.removeprefix("folder:")).expanduser()
+        except RuntimeError as error:
+            raise CalgpError(
+                f"The picture folder {brief(text)} cannot be found ({error}); give its full path."
+            ) from None
+        return Folder(path, size=size, colour=colour)
     if text in SOURCES:
         return SOURCES[text]
-    close = difflib.get_close_matches(text.lower(), SOURCES, n=1)
+    close = difflib.get_close_matches(text[:80].lower(), SOURCES, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise CalgpError(f"There is no image set {text!r}; {hint}There are {', '.join(SOURCES)}, and folder:PATH.")
+    raise CalgpError(f"There is no image set {brief(text)}; {hint}There are {', '.join(SOURCES)}, and folder:PATH.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +150,10 @@ class Cifar(Source):
 def _images(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], paths: list[Path]) -> Images:
     """Arrays out of files; the files' name goes with any complaint."""
     try:
+        if y.shape != x.shape[:1]:  # before labels become eight times as large
+            raise CalgpError(
+                f"there are pictures {list(x.shape)} and labels {list(y.shape)}; give one label a picture."
+            )
         pictures = torch.from_numpy(x)
         return Images.of(pictures[:, None] if x.ndim == 3 else pictures, torch.from_numpy(y).long(), classes)
     except CalgpError as error:

@@ -16,6 +16,7 @@ from calgp.errors import CalgpError
 from calgp.runs import Run, RunFolder, Step, evaluate, identity, train
 from calgp.runs.engines import Engine, Here, Under
 from calgp.runs.evaluation import test_images
+from calgp.runs.reading import read_json
 from calgp.runs.training_data import held_out_images
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
 
@@ -193,7 +194,7 @@ def keep(folder: RunFolder, target: Path) -> None:
         for pattern in SMALL:
             for file in folder.path.glob(pattern):
                 write_whole(target / file.name, file.read_bytes())
-        described = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
+        described = read_json(folder.path / "run.json")
         described["environment"].pop("command", None)
         write_whole(target / "run.json", (json.dumps(described, indent=1) + "\n").encode())  # last: then it counts
 

@@ -38,4 +38,5 @@ def bound_filters(module: nn.Module, bound: float) -> None:
     """Bounds the filters (of Gaussian ones the means) of every convolution in the module, from now on."""
     for convolution in module.modules():
         if isinstance(convolution, Convolution):
-            parametrize.register_parametrization(convolution, "weight", SpectralBound(bound))
+            # unsafe: not tried out here, where the filters may have no content yet (the meta device has no autocast)
+            parametrize.register_parametrization(convolution, "weight", SpectralBound(bound), unsafe=True)

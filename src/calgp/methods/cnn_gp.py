@@ -52,7 +52,8 @@ class CnnGp(Method):
     inverted: bool = False
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_rf", "ratio", "depth", "width")
+        check_counts(self, "n_rf", "ratio", "width")
+        check_counts(self, "depth", most=1000)
         check_choices(self, frequencies=FREQUENCIES, kernel=KERNELS)
         if self.kernel == "arc-cosine-0":
             raise CalgpError(

@@ -40,7 +40,8 @@ class MeanFieldGp(Method):
     deviation_filters: float = 0.1
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_rf", "ratio", "depth", "width")
+        check_counts(self, "n_rf", "ratio", "width")
+        check_counts(self, "depth", most=1000)
         check_choices(self, frequencies=FREQUENCIES, kernel=KERNELS[1:])
         with refusing():
             for deviation in (self.deviation, self.deviation_filters):

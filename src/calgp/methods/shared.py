@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 from calgp.gp import SparseGP
 
 
-def check_counts(method: object, *names: str) -> None:
+def check_counts(method: object, *names: str, most: int = 2**31) -> None:
     """Refuse what must be at least 1 and is not; None, where an option may be left to its default, is no count."""
     for name in names:
-        if (value := getattr(method, name)) is not None and value < 1:
-            raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
+        if (value := getattr(method, name)) is not None and not 1 <= value <= most:
+            raise CalgpError(f"{name}={brief(value)} cannot be; it must be at least 1 and at most {most}.")
 
 
 def check_choices(method: object, **known: Iterable[str]) -> None:

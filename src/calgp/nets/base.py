@@ -12,6 +12,8 @@ from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Noise, Posterior, bound_filters
 
+LARGEST_SIDE = 4096  # pixels that images are padded to
+
 
 @dataclass(frozen=True)
 class Task:

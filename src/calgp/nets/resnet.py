@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 from calgp.gp import UNMASKED, Convolution, Noise, Posterior
-from calgp.nets.base import Backbone, Features, Task, bound_spectrum, canvas, check_spectral
+from calgp.nets.base import LARGEST_SIDE, Backbone, Features, Task, bound_spectrum, canvas, check_spectral
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class ResNet(Backbone):
                 f"hidden={self.hidden}."
             )
 
+        if not 0 <= self.pad_to <= LARGEST_SIDE:
+            raise CalgpError(f"pad_to={brief(self.pad_to)} cannot be; it is a side in pixels, up to {LARGEST_SIDE}.")
         check_spectral(self.spectral)
 
     def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "ResNetFeatures":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from torch import Tensor, stack
+from torch import Tensor, equal, stack
 
 from calgp import metrics
 from calgp.data import Images
@@ -165,17 +165,17 @@ def _run(result: Result, label: str, colour: str, directory: Path | None) -> dic
 
 
 def _evaluated(folder: RunFolder, evaluation: dict[str, Any], directory: Path | None) -> Evaluated:
-    name = folder.predictions_name(evaluation["source"], evaluation.get("calibrator"))
-    if not (folder.path / name).is_file():
+    columns, absent = folder.predictions(evaluation["source"], evaluation.get("calibrator")), ""
+    if columns is None:
+        name = folder.predictions_name(evaluation["source"], evaluation.get("calibrator"))
         return Evaluated(evaluation, None, None, f"The folder has no {name}: evaluate again to see them.")
-    columns, absent = folder.tensors(name), ""
     for convert in (False, True):  # the evaluation's checksum tells which of them it saw
         try:
             images = test_images(folder, evaluation["source"], directory=directory, convert=convert)
         except CalgpError as error:
             absent = absent or str(error)
             continue
-        if images.checksum() == evaluation["checksum"]:
+        if images.checksum() == evaluation["checksum"] and equal(images.y, columns["y"]):
             return Evaluated(evaluation, columns, images, "")
         absent = "The images that are there now are not those that were evaluated (their checksum differs)."
     return Evaluated(evaluation, columns, None, absent)

@@ -44,7 +44,11 @@ def compare(folders: Sequence[RunFolder]) -> list[Row]:
 def own_scores(folder: RunFolder) -> dict[str | None, dict[str, float]]:
     """By the calibrator (None: as it was trained), the scores of a run on the test images of its own source."""
     source = folder.card().run.source
-    own = [evaluation for evaluation in folder.evaluations() if evaluation["source"] == source]
+    own = [
+        evaluation
+        for evaluation in folder.evaluations()
+        if evaluation["source"] == source and not evaluation["outside"]
+    ]
     if not own:
         raise CalgpError(f"{folder.path} has no scores yet; `calgp evaluate {folder.path}` makes them.")
     return {evaluation.get("calibrator"): evaluation["scores"] for evaluation in own}

@@ -265,7 +265,9 @@ def picture_files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise CalgpError(f"{path} does not exist; give picture files, or folders of them.")
     found = sorted(
-        file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        file
+        for file in path.rglob("*")
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
     )
     if not found:
         raise CalgpError(f"{path} has no pictures ({', '.join(sorted(SUFFIXES))}).")
@@ -344,10 +346,9 @@ def _outside(
 
     Entropy is the calibrated one, mutual information that of the samples (`Predictive.calibrated`).
     """
-    name = folder.predictions_name(own, calibrator)
-    if not (folder.path / name).is_file():
+    inside = folder.predictions(own, calibrator)
+    if inside is None:
         return {"ood": None}
-    inside = folder.tensors(name)
     found = {}
     for name in ("entropy", "mutual_information"):
         intervals = metrics.bootstrap_ood(inside[name], columns[name], resamples=500, seed=seed)

@@ -14,18 +14,29 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from safetensors import SafetensorError
-from safetensors.torch import load_file, safe_open, save
+from safetensors.torch import save
 from torch import Tensor
 
 from calgp import calibration, decisions
 from calgp._version import __version__
 from calgp.calibration import Calibrator
 from calgp.decisions import Decisions
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 from calgp.gp import Mixture, Model
-from calgp.nets import Standardised, Task
-from calgp.runs.run import Run, from_json, to_json
+from calgp.nets import Task
+from calgp.runs.reading import (
+    check_checkpoint,
+    check_columns,
+    check_model,
+    digest,
+    is_file,
+    read_header,
+    read_json,
+    read_lines,
+    read_tensors,
+)
+from calgp.runs.run import Run, from_json, network, to_json
+from calgp.runs.schema import CALIBRATION, CARD, DECISIONS, INSIDE, OUTSIDE, RECORD, RECORDS
 from calgp.runs.writing import owned, reporting, write_whole
 
 FORMAT = 1  # of run.json; a run folder of another format is refused by name
@@ -96,12 +107,12 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the training has come to its end; an ensemble's has."""
-        return (self.path / "model.safetensors").is_file() or self._is_ensemble()
+        return is_file(self.path / "model.safetensors") or self._is_ensemble()
 
     @property
     def interrupted(self) -> bool:
         """Whether a training can be resumed here."""
-        return (self.path / "checkpoint.safetensors").is_file()
+        return is_file(self.path / "checkpoint.safetensors")
 
     def owned(self) -> AbstractContextManager[None]:
         """Be the only process that writes here. What dead ones have left unfinished is removed."""
@@ -127,34 +138,40 @@ class RunFolder:
 
     def card(self) -> Card:
         """run.json, checked."""
-        if not (self.path / "run.json").is_file():
+        if not is_file(self.path / "run.json"):
             raise CalgpError(
                 f"{self.path} is no run folder: it has no run.json. `calgp train --out {self.path}` makes one."
             )
-        data = self._read_json("run.json")
+        data = read_json(self.path / "run.json")
         version = data.get("format") if isinstance(data, dict) else None
         if version != FORMAT:
-            writer = data.get("environment", {}).get("calgp", "unknown") if isinstance(data, dict) else "unknown"
+            writer = data.get("environment") if isinstance(data, dict) else None
+            writer = writer.get("calgp", "unknown") if isinstance(writer, dict) else "unknown"
             raise CalgpError(
-                f"{self.path / 'run.json'} has format {version!r}, written by calgp {writer}; this calgp reads format "
-                f"{FORMAT}. Use the version that wrote it, or train again."
+                f"{self.path / 'run.json'} has format {brief(version)}, written by calgp {str(writer)[:40]}; this one "
+                f"reads format {FORMAT}. Use the version that wrote it, or train again."
             )
         try:
+            CARD.check(data)
+            if len(data["classes"]) != data["task"]["classes"]:
+                raise CalgpError(f"{len(data['classes'])} classes are named, {data['task']['classes']} are counted")
             return Card(
                 run=from_json(data["run"]),
-                task=Task(**data["task"]),
+                task=Task(**{name: data["task"][name] for name in ("channels", "height", "width", "classes")}),
                 classes=tuple(data["classes"]),
-                train_images=int(data["train_images"]),
+                train_images=data["train_images"],
                 checksum=data["checksum"],
                 holdout_rows=tuple(data["holdout_rows"]),
                 environment=data["environment"],
-                members=tuple(Member(**member) for member in data.get("members", ())),
+                members=tuple(
+                    Member(member["path"], member["label"], member["network"], member["seed"])
+                    for member in data.get("members", ())
+                ),
                 class_weights=None if data.get("class_weights") is None else tuple(data["class_weights"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CalgpError(
-                f"{self.path / 'run.json'} is damaged ({error!r}); copy it again or train again."
-            ) from None
+        except CalgpError as error:
+            path = self.path / "run.json"
+            raise CalgpError(f"{path} is damaged ({str(error).rstrip('.')}); copy it again or train again.") from None
 
     def model(self) -> Model:
         """The trained model."""
@@ -164,13 +181,16 @@ class RunFolder:
         card = self.card()
         if card.members:
             return self.mixture(card)
+        tensors = self.tensors("model.safetensors")  # refuses what does not fit, before anything is built
         model = build(card.run, card.task)
-        load_state(model, self.tensors("model.safetensors"), self.path / "model.safetensors")
+        load_state(model, tensors, self.path / "model.safetensors")
         return model
 
     def mixture(self, card: Card) -> Mixture:
         """The models of an ensemble's members, which must have learned the same task."""
         folders = [RunFolder(os.path.normpath(self.path.resolve() / member.path)) for member in card.members]
+        if len({folder.path for folder in folders}) < len(folders):
+            raise CalgpError(f"{self.path} lists a member twice; an ensemble has each of its runs once.")
         for folder in folders:
             other = folder.card()
             if other.members:
@@ -187,7 +207,13 @@ class RunFolder:
 
     def calibration(self) -> dict[str, Any] | None:
         """calibration.json: the calibrator, and what it does on the hold-out; None if the run is not calibrated."""
-        return self._read_json("calibration.json") if (self.path / "calibration.json").is_file() else None
+        path = self.path / "calibration.json"
+        if not is_file(path):
+            return None
+        try:
+            return CALIBRATION.check(read_json(path))
+        except CalgpError as error:
+            raise CalgpError(f"{path} cannot be used ({error}); `calgp calibrate {self.path}` makes it anew.") from None
 
     def calibrator(self, found: dict[str, Any] | None = None) -> Calibrator | None:
         """What all predictions of the run go through, if it is calibrated; or of what calibration.json once held."""
@@ -210,7 +236,13 @@ class RunFolder:
 
     def decisions(self) -> dict[str, Any] | None:
         """decisions.json: thresholds, sets, and the probabilities that they are for; None if nothing was decided."""
-        return self._read_json("decisions.json") if (self.path / "decisions.json").is_file() else None
+        path = self.path / "decisions.json"
+        if not is_file(path):
+            return None
+        try:
+            return DECISIONS.check(read_json(path))
+        except CalgpError as error:
+            raise CalgpError(f"{path} cannot be used ({error}); `calgp decide {self.path}` makes it anew.") from None
 
     def decider(self, *, calibrated: bool) -> Decisions | None:
         """The run's decisions, if they were made for such probabilities as it gives now."""
@@ -228,24 +260,31 @@ class RunFolder:
         self._write_json("decisions.json", found)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a file of the folder."""
-        try:
-            return load_file(self.path / name)
-        except (OSError, SafetensorError) as error:
-            raise CalgpError(f"{self.path / name} cannot be read ({error}); copy it again or train again.") from None
+        """The tensors of a file of the folder; of a model or a checkpoint, those that run.json describes."""
+        self.check_tensors(name)
+        return read_tensors(self.path / name)
+
+    def check_tensors(self, name: str) -> None:
+        """Refuse a model or a checkpoint that is not of the run, by its header alone."""
+        check = {"model.safetensors": check_model, "checkpoint.safetensors": check_checkpoint}.get(name)
+        if check is not None:
+            card, path = self.card(), self.path / name
+            check(card.run, card.task, read_header(path), path)
+
+    def predictions(self, source: str, calibrator: str | None = None) -> dict[str, Tensor] | None:
+        """What was predicted of a source: a row an image in each column; None if that was not kept."""
+        path = self.path / self.predictions_name(source, calibrator)
+        return check_columns(read_tensors(path), self.card().task.classes, path) if is_file(path) else None
 
     def metadata(self, name: str) -> dict[str, Any]:
         """The JSON that was stored beside the tensors of a file."""
-        try:
-            with safe_open(self.path / name, framework="pt") as file:
-                return json.loads((file.metadata() or {}).get("calgp", "{}"))
-        except (OSError, SafetensorError, ValueError) as error:
-            raise CalgpError(f"{self.path / name} cannot be read ({error}); copy it again or train again.") from None
+        return read_header(self.path / name).metadata
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
         """Store tensors, with JSON beside them."""
         tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        self._write(name, save(_apart(tensors), {"calgp": json.dumps(metadata or {})}))
+        tensors = _apart(tensors)
+        self._write(name, save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": digest(tensors)}))
 
     def remove(self, name: str) -> None:
         with reporting(self.path):
@@ -270,11 +309,12 @@ class RunFolder:
         """log.jsonl. Of a step written twice (by a resumed run) the later line counts; a line cut off is left out."""
         path = self.path / "log.jsonl"
         records: dict[tuple[str, int], dict[str, Any]] = {}
-        for line in path.read_text().splitlines() if path.is_file() else []:
+        for line in read_lines(path) if is_file(path) else []:
             try:
                 record = json.loads(line)
-                records[record["kind"], record["step"]] = record
-            except (ValueError, KeyError, TypeError):
+                if RECORDS.get(record["kind"], RECORD).fits(record):
+                    records[record["kind"], record["step"]] = record
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         return sorted(records.values(), key=lambda record: record["step"])
 
@@ -284,16 +324,16 @@ class RunFolder:
 
     def evaluations(self) -> list[dict[str, Any]]:
         """What the run was evaluated on, images as they are: the contents of its scores-*.json."""
-        return [self._read_json(name) for name in self._scores() if "~" not in name]
+        return [self._evaluation(name) for name in self._scores() if "~" not in name]
 
     def shifted(self) -> list[dict[str, Any]]:
         """What the run was evaluated on, images corrupted: the contents of its scores-*~*.json."""
-        return [self._read_json(name) for name in self._scores() if "~" in name]
+        return [self._evaluation(name) for name in self._scores() if "~" in name]
 
     def evaluation(self, source: str, calibrator: str | None = None) -> dict[str, Any] | None:
         """What the run was found to be on a source with a calibrator or none; None if it was not evaluated so."""
         name = f"scores-{_result(source, calibrator, None)}.json"
-        return self._read_json(name) if (self.path / name).is_file() else None
+        return self._evaluation(name) if is_file(self.path / name) else None
 
     def predictions_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
         return f"predictions-{_result(source, calibrator, corruption)}.safetensors"
@@ -301,17 +341,20 @@ class RunFolder:
     def _scores(self) -> list[str]:
         return sorted(path.name for path in self.path.glob("scores-*.json"))
 
+    def _evaluation(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        data = read_json(path)
+        schema = OUTSIDE if isinstance(data, dict) and data.get("outside") is True else INSIDE
+        try:
+            return schema.check(data)
+        except CalgpError as error:
+            raise CalgpError(f"{path} is damaged ({error}); `calgp evaluate {self.path}` makes it anew.") from None
+
     def _is_ensemble(self) -> bool:
-        return (self.path / "run.json").is_file() and bool(self.card().members)
+        return is_file(self.path / "run.json") and bool(self.card().members)
 
     def _write_json(self, name: str, data: dict[str, Any]) -> None:
         self._write(name, (json.dumps(data, indent=1) + "\n").encode())
-
-    def _read_json(self, name: str) -> Any:
-        try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CalgpError(f"{self.path / name} cannot be read ({error}); copy it again or train again.") from None
 
     def _write(self, name: str, data: bytes) -> None:
         with reporting(self.path):
@@ -337,8 +380,7 @@ def shipped_run() -> RunFolder:
 def build(run: Run, task: Task) -> Model:
     """The model of a run, everything that is drawn once drawn from its seed."""
     generator = torch.Generator().manual_seed(run.seed)
-    backbone = Standardised(run.backbone) if run.normalise == "standard" else run.backbone
-    model = run.method.build(task, backbone, generator=generator)
+    model = run.method.build(task, network(run), generator=generator)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

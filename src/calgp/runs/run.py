@@ -1,16 +1,18 @@
 """Run: the whole description of one training, as data."""
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 from calgp.methods import METHODS, Method
-from calgp.nets import BACKBONES, Backbone, Wrapped
+from calgp.nets import BACKBONES, Backbone, Standardised, Wrapped
 
+MOST = 1e12  # images, steps, epochs: no machine has so many
 Described = TypeVar("Described", Method, Backbone)
 
 
@@ -71,8 +73,8 @@ class Run:
         positive = ("size", "train_size", "steps", "batch_size", "mc_samples", "epochs", "learning_rate")
         for name in (*positive, "crop", "patience"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise CalgpError(f"{name}={value} cannot be; it must be positive.")
+            if value is not None and not 0 < value < MOST:
+                raise CalgpError(f"{name}={brief(value)} cannot be; it must be positive, and less than {MOST:.0e}.")
         calibrator = self.method.calibrator
         if self.holdout is None:
             object.__setattr__(self, "holdout", 0.1 if calibrator or self.patience else 0.0)
@@ -117,6 +119,11 @@ class Run:
         return _label(self.backbone, BACKBONES)
 
 
+def network(run: Run) -> Backbone:
+    """The network as the run's method gets it: behind a normalisation, where the run asks for one."""
+    return Standardised(run.backbone) if run.normalise == "standard" else run.backbone
+
+
 def to_json(run: Run) -> dict[str, Any]:
     """The run as plain data."""
     data = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
@@ -156,6 +163,8 @@ def assign(options: dict[str, Any], name: str, value: Any) -> None:
 
 def from_json(data: dict[str, Any]) -> Run:
     """The run of plain data (a run folder, a TOML file, the command line), checked."""
+    if not isinstance(data, dict):
+        raise CalgpError(f"A run is a table of options, not {brief(data)}.")
     data = dict(data)
     data["method"] = _undescribed(data.get("method", "cnn-gp-sorf"), METHODS, "method")
     data["backbone"] = _undescribed(data.get("backbone", "lenet"), BACKBONES, "backbone", Wrapped)
@@ -175,34 +184,41 @@ def _undescribed(data: Any, table: dict[str, Described], what: str, *others: typ
     if isinstance(data, str):
         data = {"name": data}
     if not isinstance(data, dict):
-        raise CalgpError(f"{what} must be a name or a table of options, not {data!r}.")
+        raise CalgpError(f"{what} must be a name or a table of options, not {brief(data)}.")
     data = dict(data)
     if "name" in data:
         name = data.pop("name")
-        if name not in table:
-            raise CalgpError(f"There is no {what} {name!r}; there are {', '.join(table)}.")
+        if not isinstance(name, str) or name not in table:
+            raise CalgpError(f"There is no {what} {brief(name)}; there are {', '.join(table)}.")
         data = _described(table[name]) | data
     kinds = {kind.__name__: kind for kind in (*map(type, table.values()), *others)}
     kind = data.pop("kind", None)
-    if kind not in kinds:
-        raise CalgpError(f"There is no kind of {what} {kind!r}; there are {', '.join(kinds)}.")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise CalgpError(f"There is no kind of {what} {brief(kind)}; there are {', '.join(kinds)}.")
     return _validated(kinds[kind], data, what)
 
 
 def _validated(kind: type, data: dict[str, Any], what: str, checked: dict[str, Any] | None = None) -> Any:
     """A dataclass of untrusted values: unknown names and wrong types are refused by name."""
-    hints = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     values = dict(checked or {})
     for key, value in data.items():
         if key not in names:
-            raise CalgpError(f"{what} has no option {key!r}; it has {', '.join(names) or 'none'}.")
+            raise CalgpError(f"{what} has no option {brief(key)}; it has {', '.join(names) or 'none'}.")
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value)
+            values[key] = _adapter(kind, key).validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
-            raise CalgpError(f"{what} option {key}={value!r} cannot be: {reason[0].lower()}{reason[1:]}.") from None
+            raise CalgpError(
+                f"{what} option {key}={brief(value)} cannot be: {reason[0].lower()}{reason[1:]}."
+            ) from None
     return kind(**values)
+
+
+@functools.cache
+def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
+    """What checks an option of a dataclass."""
+    return TypeAdapter(get_type_hints(kind)[name])
 
 
 def _label(value: Any, table: dict[str, Any]) -> str:

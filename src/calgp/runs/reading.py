@@ -1,0 +1,281 @@
+"""Files of a run folder, read as if an enemy had made them: no header decides how much memory is taken.
+
+What a file may cost is settled by its own size, before it is opened further: JSON by `LARGEST_JSON`, tensors by what
+lies on the disk, a model by the tensors that lie beside its description.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from calgp.errors import CalgpError, brief
+from calgp.gp import Model
+from calgp.nets import Task
+from calgp.runs.run import Run, network
+from calgp.runs.schema import CHECKPOINT
+
+LARGEST_JSON = 2**24  # bytes of a JSON file; parsed it takes up to 30 times as much
+LARGEST_LOG = 2**25  # bytes of log.jsonl, which is read line by line
+LARGEST_LINE = 2**16
+LARGEST_HEADER = 2**24  # bytes of names, shapes and JSON at the beginning of a file of tensors
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+OPTIMISER = re.compile(r"optimiser\.([0-9]{1,6})\.(step|exp_avg|exp_avg_sq|momentum_buffer)")
+ADVICE = "copy it again or train again"
+
+
+class Stored(NamedTuple):
+    """A tensor that a file holds, by its header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Header(NamedTuple):
+    """The beginning of a file of tensors: what it holds, the JSON stored beside it, and its `digest`, if it is told."""
+
+    tensors: dict[str, Stored]
+    metadata: dict[str, Any]
+    digest: str | None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file (no device, no pipe); False where the question itself is refused."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, a folder that may not be entered, a NUL
+        return False
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """What goes wrong in reading a file, as one clear sentence."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, SafetensorError, CalgpError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise CalgpError(f"{path} cannot be read ({why[:300]}); {ADVICE}.") from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A regular file of at most `most` bytes."""
+    with open(path, "rb", opener=_without_waiting) as file:
+        _check_size(file.fileno(), most)
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; its texts can be written again (no half of a surrogate pair)."""
+    with damaged(path):
+        content = read_bytes(path, LARGEST_JSON)
+        value = json.loads(content.decode("utf-8"))
+        if b"\\u" in content:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a log; what is no UTF-8 in it is replaced, and a line that is too long is left out."""
+    with damaged(path):
+        text = read_bytes(path, LARGEST_LOG).decode("utf-8", "replace")
+    return [line for line in text.split("\n") if len(line) <= LARGEST_LINE]
+
+
+def read_header(path: Path) -> Header:
+    """Names, types and shapes of the tensors in a file, checked against its size; no tensor is read."""
+    with damaged(path), open(path, "rb", opener=_without_waiting) as file:
+        size = _check_size(file.fileno(), 2**63)
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(LARGEST_HEADER, size - 8):
+            raise ValueError(f"its header claims {length} bytes of {size}")
+        header = json.loads(file.read(length).decode("utf-8"))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no table")
+        described = header.pop("__metadata__", {})
+        tensors = {name: _stored(name, entry) for name, entry in header.items()}
+        held = sum(math.prod(each.shape) * each.dtype.itemsize for each in tensors.values())
+        if held != size - 8 - length:
+            raise ValueError(f"its header describes {held} bytes of tensors, it holds {size - 8 - length}")
+        return Header(tensors, _metadata(described), described.get("sha256"))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. They lie in the file itself until they are used."""
+    header = read_header(path)
+    with damaged(path):
+        tensors = load_file(path)
+        if {name: Stored(value.dtype, tuple(value.shape)) for name, value in tensors.items()} != header.tensors:
+            raise ValueError("its tensors are not those of its header")
+        if header.digest not in (None, digest(tensors)):
+            raise ValueError("its tensors are not those that were written: their checksum differs")
+    return tensors
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of tensors and their names: a flipped bit in a weight would otherwise be a slightly other model."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = "") -> None:
+    """Refuse a file whose tensors are not those of the model that run.json describes, before that model takes memory.
+
+    `prefix` is what names of the model's tensors begin with in the file.
+    """
+    stored = {name.removeprefix(prefix): each for name, each in header.tensors.items() if name.startswith(prefix)}
+    model = model_without_memory(run, task, most=4 * len(stored) + 100)
+    described = {name: Stored(value.dtype, tuple(value.shape)) for name, value in model.state_dict().items()}
+    if strange := sorted(set(stored) ^ set(described)):
+        where = "which run.json does not describe" if strange[0] in stored else "which run.json describes, is not in it"
+        raise _unfit(path, f"{brief(strange[0])}, {where}")
+    for name, each in stored.items():
+        wanted = described[name]
+        if each.shape != wanted.shape:
+            raise _unfit(path, f"{brief(name)} has the shape {list(each.shape)}, expected {list(wanted.shape)}")
+        if each.dtype != wanted.dtype and not (each.dtype.is_floating_point and wanted.dtype.is_floating_point):
+            raise _unfit(path, f"{brief(name)} is of {each.dtype}, expected {wanted.dtype}")
+
+
+def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> None:
+    """Refuse a checkpoint that is not of the model of run.json and of an optimiser of that model."""
+    check_model(run, task, header, path, prefix="model.")
+    if any(name.startswith("best.") for name in header.tensors):
+        check_model(run, task, header, path, prefix="best.")
+    CHECKPOINT.check(header.metadata)
+    if run.patience is not None and "stopping" not in header.metadata:
+        raise _unfit(path, "it does not tell how far an early stop is")
+    model = model_without_memory(run, task, most=4 * len(header.tensors) + 100)
+    shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
+    for name, each in header.tensors.items():
+        if name.startswith(("model.", "best.")):
+            continue
+        found = OPTIMISER.fullmatch(name)
+        if found is None or int(found[1]) >= len(shapes):
+            raise _unfit(path, f"{brief(name)} is no tensor of an optimiser of it")
+        wanted = () if found[2] == "step" else shapes[int(found[1])]
+        if each.shape != wanted or not each.dtype.is_floating_point:
+            raise _unfit(path, f"{brief(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
+
+
+def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[str, Tensor]:
+    """Predictions: a row an image in every column, labels among the classes, and no number that is not finite."""
+    kinds = {"label": torch.int64, "y": torch.int64, "rows": torch.int64}
+    floats = ("confidence", "entropy", "mutual_information")
+    with damaged(path):
+        if absent := sorted({*kinds, *floats} - set(tensors)):
+            raise ValueError(f"it lacks the column {absent[0]}")
+        n = len(tensors["label"]) if tensors["label"].ndim == 1 else 0
+        for name, values in tensors.items():
+            wide = name in ("log_probs", "spread", "sets")
+            if n < 1 or values.shape != ((n, classes) if wide else (n,)):
+                raise ValueError(f"{brief(name)} has the shape {list(values.shape)}, not a row for each of {n} images")
+            if name in kinds and values.dtype != kinds[name]:
+                raise ValueError(f"{brief(name)} is of {values.dtype}, expected {kinds[name]}")
+            if name in ("log_probs", "spread", *floats) and not values.is_floating_point():
+                raise ValueError(f"{brief(name)} is of {values.dtype}, expected numbers")
+        if any(not tensors[name].isfinite().all() for name in floats):
+            raise ValueError("it has numbers that are not finite")
+        if int(tensors["label"].min()) < 0 or int(tensors["label"].max()) >= classes or int(tensors["y"].min()) < 0:
+            raise ValueError(f"it has labels that are none of the {classes} classes")
+    return tensors
+
+
+def model_without_memory(run: Run, task: Task, *, most: int) -> Model:
+    """The model of a run on the meta device, where tensors have no content; refused beyond `most` tensors."""
+    try:
+        with _counting(most), _Valueless(), torch.device("meta"):
+            return run.method.build(task, network(run))
+    except CalgpError:
+        raise
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise CalgpError(f"The model that run.json describes cannot be built ({reason}); train again.") from None
+
+
+class _Valueless(TorchFunctionMode):
+    """On the meta device tensors have shapes and no values: what is asked about values (GPyTorch does) is denied."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.__bool__, torch.equal) and args[0].is_meta:
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _counting(most: int) -> Iterator[None]:
+    """Stops a network that never ends: each tensor that a module takes is counted."""
+    taken = 0
+
+    def count(module: torch.nn.Module, name: str, value: Tensor | None) -> None:
+        nonlocal taken
+        taken += 1
+        if taken > most:
+            raise CalgpError(f"run.json describes a model of more than {most} tensors, its file has far fewer.")
+
+    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe in the place of a file must not be waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_size(handle: int, most: int) -> int:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if found.st_size > most:
+        raise ValueError(f"it has {found.st_size} bytes; at most {most} are read")
+    return found.st_size
+
+
+def _stored(name: str, entry: Any) -> Stored:
+    """An entry of a header. Where its bytes lie is checked by safetensors."""
+    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"its header gives {brief(name)} the type {brief(dtype)}; known are {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+        raise ValueError(f"its header gives {brief(name)} the shape {brief(shape)}")
+    return Stored(DTYPES[dtype], tuple(shape))
+
+
+def _metadata(described: Any) -> dict[str, Any]:
+    text = described.get("calgp", "{}") if isinstance(described, dict) else None
+    found = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(found, dict):
+        raise ValueError("what is stored beside its tensors is no table")
+    return found
+
+
+def _unfit(path: Path, what: str) -> CalgpError:
+    return CalgpError(f"{path} does not fit the model that run.json describes: {what}.")
