@@ -53,15 +53,20 @@ class Folder(Source):
     def load(self, split: Split, directory: Path | None = None) -> Images:
         """The pictures of "train" or "test"; `rows` count the files of the listing that they were found in."""
         self.check_split(split)
+        parts = self.parts()
+        if split not in parts:
+            raise CalgpError(f"{self.path} has no folder {split!r}, only {next(iter(parts))!r}; add {split}/class/….")
+        return self._read(*parts[split], list(dict.fromkeys(listing for listing, _ in parts.values())))
+
+    def parts(self) -> dict[Split, tuple[Listing, Tensor]]:
+        """The files of each part, and their rows."""
         if not self._has_parts():
             listing = Listing.of(self.path)
-            return self._read(listing, listing.part(split), [listing])
-        listings = self._part_listings()
-        if split not in listings:
-            raise CalgpError(
-                f"{self.path} has no folder {split!r}, only {next(iter(listings))!r}; add {split}/class/…."
-            )
-        return self._read(listings[split], torch.arange(len(listings[split].names)), list(listings.values()))
+            return {split: (listing, listing.part(split)) for split in self.splits}
+        there: list[Split] = [split for split in self.splits if (self.path / split).is_dir()]
+        first = Listing.of(self.path / there[0])
+        listings = [Listing.of(self.path / part, first.classes) for part in there]
+        return {part: (each, torch.arange(len(each.names))) for part, each in zip(there, listings, strict=True)}
 
     def whole(self) -> Images:
         """Every picture of a folder of classes, not split."""
@@ -75,11 +80,6 @@ class Folder(Source):
         """`train` and `test` are parts if both are there or nothing else is: one alone may be a class of trains."""
         names = {folder.name for folder in subfolders(self.path)}
         return bool(names) and (names >= {"train", "test"} or names <= {"train", "test"})
-
-    def _part_listings(self) -> dict[str, Listing]:
-        parts = [part for part in ("train", "test") if (self.path / part).is_dir()]
-        first = Listing.of(self.path / parts[0])
-        return {part: Listing.of(self.path / part, first.classes) for part in parts}
 
     def _read(self, listing: Listing, rows: Tensor, everything: list[Listing]) -> Images:
         """Size and colour are settled over the whole folder, so that its parts fit together."""

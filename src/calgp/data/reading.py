@@ -89,7 +89,7 @@ class InMemory(Reading):
         return x.contiguous().numpy()
 
     def chosen(self, names: Sequence[str], index: Tensor) -> Sequence[str]:
-        return tuple(names[int(i)] for i in index)
+        return tuple(names[i] for i in map(int, index.tolist()))
 
 
 IN_MEMORY = InMemory()

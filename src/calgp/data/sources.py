@@ -18,6 +18,7 @@ from .folder import Folder
 from .formats import joined, read_cifar_binary, read_cifar_names, read_cifar_pickle, read_idx, read_lines
 from .images import Colour, Images
 from .reading import worker_count
+from .shards import Shards
 from .source import Source, Split, data_directory
 
 
@@ -32,8 +33,8 @@ def load(
 ) -> Images:
     """The pictures of a named set or of `folder:PATH`, brought to `size` × `size` and to `colour` where asked.
 
-    Those of `stream:PATH`, the same folder, stay in their files, and `workers` processes read them ahead of their use
-    (`worker_count`).
+    Those of `stream:PATH`, the same folder, and of `shards:PATH`, tar files, stay there, and `workers` processes read
+    them ahead of their use (`worker_count`).
 
     >>> len(load("digits", "test"))
     1000
@@ -60,7 +61,7 @@ def open_source(
         return SOURCES[text]
     close = difflib.get_close_matches(text[:80].lower(), SOURCES, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise CalgpError(f"There is no image set {brief(text)}; {hint}There are {', '.join(SOURCES)}, and {_PLACED}.")
+    raise CalgpError(f"There is no image set {brief(text)}; {hint}There are {', '.join(SOURCES)}, {_PLACED}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,5 +233,6 @@ SOURCES: dict[str, Source] = {source.name: source for source in _EVERY}
 PLACES: dict[str, Callable[[Path, int | None, Colour | None, int | None], Source]] = {
     "folder": lambda path, size, colour, workers: Folder(path, size=size, colour=colour),
     "stream": lambda path, size, colour, workers: Folder(path, size=size, colour=colour, workers=worker_count(workers)),
+    "shards": lambda path, size, colour, workers: Shards(path, size=size, colour=colour, workers=worker_count(workers)),
 }
-_PLACED = "folder:PATH, stream:PATH (a folder that stays on the disk)"
+_PLACED = "folder:PATH, stream:PATH (a folder that stays on the disk) and shards:PATH (tar files)"
