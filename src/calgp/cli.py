@@ -71,7 +71,13 @@ def calgp(
 
 @app.command()
 def train(
-    source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="An image set (see `calgp sources`), folder:PATH, or, to leave images on the disk, stream:PATH or "
+            "shards:PATH."
+        ),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="lenet, lenet-cifar, lenet-3, resnet, or your own (calgp --network).")
@@ -112,6 +118,10 @@ def train(
         str | None, typer.Option(help="32-true (unless given), bf16-mixed, 16-mixed, 64-true …")
     ] = None,
     threads: ThreadsOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that read stream: and shards: ahead; else $CALGP_WORKERS, else 2."),
+    ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
@@ -144,7 +154,7 @@ def train(
         raise CalgpError(f"checkpoint_seconds={checkpoint_seconds} cannot be; it is a number of seconds, such as 60.")
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
     fabric = _fabric(device, precision or begun_in, threads)
-    images = runs.TrainingData.of(run, data)
+    images = runs.TrainingData.of(run, data, workers=workers)
     with contextlib.ExitStack() as stack:
         watches = [stack.enter_context(show.training_bar(f"Training {run.label} on {run.source}"))]
         if tensorboard is not None:

@@ -2,14 +2,17 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from lightning_fabric import Fabric
 from PIL import Image
 
-from calgp.data import load
+from calgp.data import Corruption, load, shards
+from calgp.data.reading import IN_MEMORY
+from calgp.data.shards import write_shards
 from calgp.errors import CalgpError
-from calgp.runs import Interrupted, RunFolder, calibrate, decide, evaluate, train, verify
+from calgp.runs import Interrupted, RunFolder, TrainingData, calibrate, decide, evaluate, train, verify
 
 from .conftest import small
 
@@ -97,3 +100,27 @@ def test_a_picture_damaged_on_the_way_ends_a_training_with_its_name(digits, tmp_
         target.write_bytes(file.read_bytes()[:70] if file.name == "17.png" else file.read_bytes())
     with pytest.raises(CalgpError, match=r"1 of the pictures in .*/17.png is not a readable picture"):
         train(small(source=f"stream:{copy}", train_size=None, steps=20), RunFolder(tmp_path / "run"), fabric)
+
+
+def test_a_training_from_shards_has_the_bits_of_one_in_memory_in_the_same_order(digits, tmp_path, fabric, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "WINDOW", 50)
+    write_shards(digits, tmp_path / "shards", images_per_shard=40)
+    run = small(source=f"shards:{tmp_path / 'shards'}", steps=12, train_size=None, holdout=0.2)
+    data = TrainingData.of(run, None)
+    assert len(data.train.order.counts) == 6 and sum(data.train.order.counts) == len(data.train) == 192
+    held_out = data.held_out
+    assert held_out is not None
+    kept = TrainingData(*(replace(part, x=part.x[:], reading=IN_MEMORY) for part in (data.train, held_out)))
+    models = [
+        train(run, RunFolder(tmp_path / name), fabric, data=each).state_dict()
+        for name, each in (("streamed", None), ("kept", kept))
+    ]
+    assert same(*models)
+    folder = RunFolder(tmp_path / "parts")
+    with pytest.raises(Interrupted):
+        train(run, folder, fabric, watch=lambda step: step.step == 8 and os.kill(os.getpid(), signal.SIGINT))
+    assert same(train(run, folder, fabric, resume=True).state_dict(), models[0])
+    evaluate(folder, fabric, samples=2)
+    evaluate(folder, fabric, samples=2, corruption=Corruption("noise", 2))
+    assert {check.state for check in verify(folder, fabric)} == {"same bits"}
