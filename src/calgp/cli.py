@@ -605,10 +605,34 @@ def sources(
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
-    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and folder:PATH for your own.")
+    table = Table(
+        *rows[0],
+        caption=f"Data directory: {pictures.data_directory(data)}; and folder:PATH, stream:PATH, shards:PATH for your own.",
+    )
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)
+
+
+@app.command()
+def shard(
+    folder: Annotated[Path, typer.Argument(help="Pictures: FOLDER/class/…, or below FOLDER/train and FOLDER/test.")],
+    target: Annotated[Path, typer.Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
+    images_per_shard: Annotated[int, typer.Option(help="How many images a tar file holds.")] = 10_000,
+) -> None:
+    """Write a folder of images into tar shards, as WebDataset reads them, to train on with --source shards:DIR.
+
+    The files go in as they are, shuffled once and always alike: the same folder makes the same bytes.
+
+    Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
+    """
+    from calgp import show
+    from calgp.data.shards import write_shards
+
+    with show.bar(f"Writing {target}") as advance:
+        written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
+    counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
+    out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)
 
 
 @app.command()
