@@ -605,10 +605,8 @@ def sources(
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
-    table = Table(
-        *rows[0],
-        caption=f"Data directory: {pictures.data_directory(data)}; and folder:PATH, stream:PATH, shards:PATH for your own.",
-    )
+    own = "folder:PATH, stream:PATH or shards:PATH for your own"
+    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and {own}.")
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)

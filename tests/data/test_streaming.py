@@ -1,4 +1,5 @@
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -179,6 +180,17 @@ def test_names_are_kept_compactly():
     assert [*packed.take(torch.tensor([2, 0])).take(torch.tensor([1]))] == ["a/1.png"]
     with pytest.raises(IndexError):
         packed[3]
+
+
+def test_a_streamed_picture_takes_64_bytes_and_its_name(tmp_path):
+    sizes = []
+    for n in (100, 400):
+        root = write_digits(tmp_path / str(n), n)
+        images = Folder(root, workers=2).whole()
+        sizes.append(len(pickle.dumps(images)) - sum(map(len, images.names)))
+    # eight bytes each: end of the name, length and label in the listing; label, row, digest and places of picture and
+    # name in the set. One more for what pickle adds to longer numbers.
+    assert (sizes[1] - sizes[0]) / 300 <= 64 + 1
 
 
 def test_the_number_of_workers_is_checked(monkeypatch):

@@ -10,6 +10,6 @@ from .source import data_directory
 from .sources import SOURCES, load, open_source
 
 __all__ = [
-    "CORRUPTIONS", "SEVERITIES", "SOURCES", "Corruption", "Folder", "Images", "Shards", "corrupted", "data_directory", "download",
-    "from_dataset", "load", "open_source", "write_shards",
+    "CORRUPTIONS", "SEVERITIES", "SOURCES", "Corruption", "Folder", "Images", "Shards", "corrupted", "data_directory",
+    "download", "from_dataset", "load", "open_source", "write_shards",
 ]  # fmt: skip
