@@ -34,6 +34,9 @@ docs: $(STAMP)  ## build the documentation site into site/, with no warnings
 kill: $(STAMP)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends
 	@$(BIN)/python tests/kills.py --kills 200 --operations 12 --command-lines 4
 
+load: $(STAMP)  ## measure the server under load on loopback (about five minutes)
+	@$(BIN)/python -m bench.serve
+
 test: $(STAMP)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules
 

@@ -145,7 +145,7 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
-    if resume is not None:
+    if resume is not None and runs.RunFolder(resume).interrupted:
         runs.RunFolder(resume).check_tensors("checkpoint.safetensors")
     card = runs.RunFolder(resume).card() if resume else None
     run = card.run if card else runs.from_json(_options(config, given, set_ or []))
@@ -487,6 +487,46 @@ def track(
 
     default = "mlruns" if to == "mlflow" else "events"
     out.print(trackers.track(_folder(run), to, where or default, model=model), soft_wrap=True)
+
+
+@app.command()
+def serve(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder, or `shipped`.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the run that comes with the package.")] = False,
+    host: Annotated[str, typer.Option(help="The address to listen on; this machine alone unless given.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that clients must send; else $CALGP_TOKEN, else none.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which clients may call the server, such as that of a proxy.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A limit, such as samples=200; see docs/serve.md.")
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve a run over HTTP: a page at / and an API (/openapi.json). Ctrl-C or SIGTERM finishes what was accepted.
+
+    Limits and their defaults: body=4194304 bytes, side=8192 and pixels=25000000 of pictures, images=32 a request,
+    samples=1000 an image, queue=256 images, requests=128, connections=512, seconds=30 a request, wait=0.002 seconds for
+    company, batch=64 images.
+
+    Example: calgp serve --demo --port 8000
+    """
+    try:
+        from calgp.serve import Limits, read_token
+        from calgp.serve import serve as serve_run
+    except ModuleNotFoundError as error:
+        raise CalgpError(f"`calgp serve` needs {error.name}: pip install 'calgp[serve]' brings it.") from None
+
+    if demo == (run is not None):
+        raise CalgpError("Name one run to serve, such as runs/mnist, or give --demo for the one in the package.")
+    limits, token = Limits.parse(limit or []), read_token(token_file)
+    folder, fabric = _folder(run or "shipped"), _fabric(device, "32-true", threads)
+    out.print(f"Serving {folder.card().label} on http://{host}:{port} (Ctrl-C stops it).", soft_wrap=True)
+    serve_run(folder, fabric, host=host, port=port, limits=limits, token=token, hosts=allow_host or (), threads=threads)
 
 
 @app.command()
