@@ -79,7 +79,13 @@ def calgp(
 
 @app.command()
 def train(
-    source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="An image set (see `calgp sources`), folder:PATH, or, to leave images on the disk, stream:PATH or "
+            "shards:PATH."
+        ),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="lenet, lenet-cifar, lenet-3, resnet, or your own (calgp --network).")
@@ -120,6 +126,10 @@ def train(
         str | None, typer.Option(help="32-true (unless given), bf16-mixed, 16-mixed, 64-true …")
     ] = None,
     threads: ThreadsOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that read stream: and shards: ahead; else $CALGP_WORKERS, else 2."),
+    ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
@@ -152,7 +162,7 @@ def train(
         raise CalgpError(f"checkpoint_seconds={checkpoint_seconds} cannot be; it is a number of seconds, such as 60.")
     target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
     fabric = _fabric(device, precision or begun_in, threads)
-    images = runs.TrainingData.of(run, data)
+    images = runs.TrainingData.of(run, data, workers=workers)
     with contextlib.ExitStack() as stack:
         watches = [stack.enter_context(show.training_bar(f"Training {run.label} on {run.source}"))]
         if tensorboard is not None:
@@ -738,10 +748,32 @@ def sources(
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
-    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and folder:PATH for your own.")
+    own = "folder:PATH, stream:PATH or shards:PATH for your own"
+    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and {own}.")
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)
+
+
+@app.command()
+def shard(
+    folder: Annotated[Path, typer.Argument(help="Pictures: FOLDER/class/…, or below FOLDER/train and FOLDER/test.")],
+    target: Annotated[Path, typer.Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
+    images_per_shard: Annotated[int, typer.Option(help="How many images a tar file holds.")] = 10_000,
+) -> None:
+    """Write a folder of images into tar shards, as WebDataset reads them, to train on with --source shards:DIR.
+
+    The files go in as they are, shuffled once and always alike: the same folder makes the same bytes.
+
+    Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
+    """
+    from calgp import show
+    from calgp.data.shards import write_shards
+
+    with show.bar(f"Writing {target}") as advance:
+        written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
+    counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
+    out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)
 
 
 @app.command()

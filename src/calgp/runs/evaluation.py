@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from calgp import metrics
 from calgp.calibration import Calibrator
 from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
+from calgp.data.images import unit
 from calgp.decisions import Decisions
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Model, NumericalError, Predictive, predict_batches
@@ -39,15 +41,15 @@ class Evaluation:
     columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows, decisions: one entry an image
     summary: dict[str, Any]  # what scores-*.json holds
     kept: dict[str, Tensor]  # log-probabilities and their spread, if they are few enough to be stored
-    names: tuple[str, ...] | None  # of the images, if they have any
+    names: Sequence[str] | None  # of the images, if they have any
 
 
-def batches(images: Images, model: Model) -> Iterator[Batch]:
-    """Images in order, as `predict` takes them: where the model is, in its floating type."""
+def batches(images: Images, model: Model, seen: Callable[[Tensor], None] = lambda x: None) -> Iterator[Batch]:
+    """Images in order, as `predict` takes them: where the model is, in its floating type; `seen` gets their bytes."""
     parameter = next(model.parameters())
-    for first in range(0, len(images), BATCH):
-        part = slice(first, first + BATCH)
-        yield images.pixels(part).to(parameter), images.rows[part].to(parameter.device)
+    for part, x in images.read(images.parts(BATCH)):
+        seen(x)
+        yield unit(x).to(parameter), images.rows[part].to(parameter.device)
 
 
 def score(model: Model, images: Images, *, samples: int, seed: int) -> Scores:
@@ -125,7 +127,7 @@ def evaluate(
             convert=convert, calibration=calibration, corruption=corruption, watch=watch,
         )  # fmt: skip
         told = {name: found.summary[name] for name in ("source", "samples", "seed", "calibrator")}
-        told |= {"classes": list(card.classes), "names": found.names}
+        told |= {"classes": list(card.classes), "names": None if found.names is None else list(found.names)}
         shift = None if corruption is None else corruption.label
         name = folder.predictions_name(source, found.summary["calibrator"], shift)
         folder.write_tensors(name, found.columns | found.kept, told)
@@ -287,11 +289,12 @@ def _predicted(
     parts: list[dict[str, Tensor]] = []
     outcomes: list[Outcomes] = []
     store = True
-    predicted = predictor.predict(batches(images, predictor.model), samples=samples, seed=seed)
-    for part, y, x in zip(predicted, images.y.split(BATCH), images.x.split(BATCH), strict=True):
+    seen: deque[Tensor] = deque()  # pictures that were read, and are not predicted yet
+    predicted = predictor.predict(batches(images, predictor.model, seen.append), samples=samples, seed=seed)
+    for part, y in zip(predicted, images.y.split(BATCH), strict=True):
         store = len(images) * part.log_probs.shape[1] <= KEEP
         kept = {"log_probs": part.log_probs, "spread": part.spread} if store else {}
-        found = with_outcomes(predictor.decided(part, x), y, outside=outside)
+        found = with_outcomes(predictor.decided(part, seen.popleft()), y, outside=outside)
         parts.append(columns_of(part) | kept | {name: column for name, column in found.items() if column.dim() == 1})
         if not outside:
             outcomes.append(metrics.outcomes(part.log_probs, y))

@@ -16,6 +16,8 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from calgp.data import Images
+from calgp.data.images import unit
+from calgp.data.reading import ANYWHERE, Order
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.nets import Task, standardisers
@@ -70,9 +72,9 @@ def fit(
     steps, undo = run.total_steps(len(images)), _Undo(bound)
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     scaled = getattr(fabric.strategy.precision, "scaler", None) is not None  # 16-mixed
-    for step in range(first, steps):
-        index = order(len(images), run.batch_size, step, run.seed)
-        x, y = fabric.to_device((images.pixels(index), images.y[index]))
+    indices = (order(len(images), run.batch_size, step, run.seed, images.order) for step in range(first, steps))
+    for step, (index, x) in enumerate(images.read(indices), first):
+        x, y = fabric.to_device((unit(x), images.y[index]))
         rows = images.rows[index].to(x.device)
         x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
         noise = training_noise(run, step, rows)
@@ -137,15 +139,15 @@ class _Undo:
             self.told = True
 
 
-def order(n: int, batch_size: int, step: int, seed: int) -> Tensor:
+def order(n: int, batch_size: int, step: int, seed: int, kind: Order = ANYWHERE) -> Tensor:
     """Which images step `step` sees: a new shuffle each epoch, the last batch of an epoch as large as what is left."""
     epoch, batch = divmod(step, -(-n // batch_size))
-    return _shuffle(n, seed, epoch)[batch * batch_size : (batch + 1) * batch_size]
+    return _shuffle(n, seed, epoch, kind)[batch * batch_size : (batch + 1) * batch_size]
 
 
 @functools.lru_cache(maxsize=1)
-def _shuffle(n: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63))
+def _shuffle(n: int, seed: int, epoch: int, kind: Order) -> Tensor:
+    return kind.shuffled(n, torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63))
 
 
 def training_noise(run: Run, step: int, rows: Tensor) -> Noise:
@@ -366,7 +368,7 @@ def _normalise(run: Run, model: Model, train: Images) -> None:
     if run.normalise == "standard" and not found:
         raise CalgpError(f"{run.label} has no network to normalise images for; leave --normalise out.")
     for features in found:
-        features.fit(train.x)
+        features.fit(x for _, x in train.read(train.parts(1024)))
 
 
 def _stopping(run: Run, folder: RunFolder) -> EarlyStopping | None:
