@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes that read ahead")
     parser.add_argument("--work", type=Path, help="where images are made, and kept; else a folder that is removed")
     parser.add_argument("--out", type=Path, default=Path("results/bench/streaming.json"))
+    parser.add_argument("--no-peaks", action="store_true", help="measure speed alone")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)  # one measurement, in a process of its own
     options = parser.parse_args()
     if options.peak:
@@ -67,7 +68,7 @@ def measured(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     make(work, small, large)
     command = [sys.executable, "-m", "bench.streaming", "--workers", str(options.workers), "--peak"]
     peaks = []
-    for kind in KINDS:
+    for kind in () if options.no_peaks else KINDS:
         for size, n in (("small", small), ("large", large)):
             told = subprocess.run([*command, kind, place(work, kind, size)], check=True, capture_output=True, text=True)  # noqa: S603
             peaks.append({"kind": kind, "images": n} | json.loads(told.stdout.splitlines()[-1]))
@@ -146,23 +147,28 @@ def turns(sources: dict[str, str], rounds: int, workers: int) -> dict[str, Any]:
     """Seconds of a LeNet step, each way of reading in its turn; ratios to those in memory, round by round."""
     trainings = {kind: training(described(source, "lenet"), workers) for kind, source in sources.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in sources}
+    own: dict[str, list[float]] = {kind: [] for kind in sources}  # of the processor, without those that read
     for _ in range(rounds):
         for kind, steps in trainings.items():
             for _ in range(WARM):
                 next(steps)
-            clock = time.perf_counter()
+            clock, processor = time.perf_counter(), time.process_time()
             for _ in range(TIMED):
                 next(steps)
             seconds[kind].append((time.perf_counter() - clock) / TIMED)
-            print(kind, f"{seconds[kind][-1]:.3f} s", file=sys.stderr, flush=True)
+            own[kind].append((time.process_time() - processor) / TIMED)
+            print(
+                kind, f"{seconds[kind][-1]:.3f} s, {own[kind][-1]:.3f} s of the processor", file=sys.stderr, flush=True
+            )
     found: dict[str, Any] = {}
-    for kind, own in seconds.items():
-        ratios = [a / b for a, b in zip(own, seconds["folder"], strict=True)]
-        found[kind] = {
-            "milliseconds": round(1000 * statistics.median(own), 1),
-            "ratio": round(statistics.median(ratios), 3),
-            "ratios": [round(ratio, 3) for ratio in ratios],
-        }
+    for kind in sources:
+        for what, times in (("wall", seconds), ("processor", own)):
+            ratios = [a / b for a, b in zip(times[kind], times["folder"], strict=True)]
+            found[f"{kind}, {what}"] = {
+                "milliseconds": round(1000 * statistics.median(times[kind]), 1),
+                "ratio": round(statistics.median(ratios), 3),
+                "ratios": [round(ratio, 3) for ratio in ratios],
+            }
     return found
 
 

@@ -16,6 +16,7 @@ from calgp.errors import CalgpError
 from .reading import ANYWHERE, IN_MEMORY, Index, Order, Reading
 
 Colour = Literal["grey", "rgb"]
+_COLOURS = get_args(Colour)
 LARGEST = 4096  # pixels a side, for what is resized
 
 
@@ -135,7 +136,7 @@ def check_form(size: int | None, colour: str | None) -> None:
     """Refuse a size or a colour that no picture can have."""
     if size is not None and not 1 <= size <= LARGEST:
         raise CalgpError(f"size={size} is no picture size; it is the side in pixels, 1 to {LARGEST}, such as 32.")
-    if colour is not None and colour not in get_args(Colour):
+    if colour is not None and colour not in _COLOURS:
         raise CalgpError(f"colour={colour!r} is not known; it is 'grey' or 'rgb'.")
 
 

@@ -36,7 +36,7 @@ _LARGEST_TOLD = 2**20  # bytes of a header or of a JSON file
 _MOST_CLASSES = 100_000
 _MOST_SHARDS = 100_000
 _BLOCK = 2**24  # bytes that the system is told of at a time, and once
-_SPREAD = 64  # of a run of bytes, the most that is read ahead for one that is asked for
+_SPREAD = 256  # of a run of bytes, the most that is read ahead for one that is asked for: a window, for a batch of 16
 
 
 @dataclass(frozen=True)

@@ -88,5 +88,5 @@ def _shown(images: Images, columns: dict[str, Tensor], index: Tensor, classes: t
             epistemic=max(chosen["mutual_information"][i], 0),
             wrong=chosen["label"][i] != chosen["y"][i],
         )
-        for i, place in enumerate(index.tolist())
+        for i, place in enumerate(map(int, index))
     ]
