@@ -165,6 +165,7 @@ def train(
     target = runs.RunFolder(resume or folder or runs.on_first(
         fabric, lambda: _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}")
     ))  # fmt: skip
+    go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
     goes_on, done = runs.on_first(fabric, lambda: _goes_on(run, target) if go_on else (resume is not None, False))
     if done:
         return out.print(f"{target.path} is finished.", soft_wrap=True) if _speaks() else None

@@ -9,7 +9,7 @@ from calgp.runs.evaluation import Evaluation, Predictor, decide_files, evaluate,
 from calgp.runs.export import Exported, export, export_model
 from calgp.runs.folder import Card, RunFolder, shipped_run
 from calgp.runs.memory import keep_freed_memory
-from calgp.runs.ranks import on_first, together
+from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.run import Run, from_json, identity, to_json
 from calgp.runs.training import Interrupted, Step, fit, train
 from calgp.runs.training_data import TrainingData
@@ -37,6 +37,7 @@ __all__ = [
     "export_model",
     "fit",
     "from_json",
+    "gathered",
     "identity",
     "keep_freed_memory",
     "on_first",

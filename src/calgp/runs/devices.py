@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
+from torch import distributed
 
 from calgp.errors import CalgpError
 
@@ -27,10 +28,25 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
         where |= {"num_nodes": nodes, "strategy": DDPStrategy(broadcast_buffers=False)}
     try:
         fabric = Fabric(accelerator=accelerator, precision=precision, **where)  # type: ignore[arg-type]
+        if nodes == 1 and restarted() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            _meet_again("nccl" if fabric.device.type == "cuda" else "gloo")
         fabric.launch()
     except Exception as error:  # no such accelerator, no such precision
         raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
     return fabric
+
+
+def _meet_again(backend: str) -> None:
+    """Let processes that torchrun has restarted on one machine find each other, and not where the dead ones were.
+
+    The store of torchrun (torch 2.13) outlives a restart, and gloo reads the addresses of the first start in it. On
+    several machines torchrun's TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps; their restart counts need not be the same.
+    """
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = distributed.PrefixStore(
+        f"calgp/{os.environ['TORCHELASTIC_RESTART_COUNT']}", distributed.TCPStore(*where, is_master=False)
+    )
+    distributed.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=ranks())
 
 
 def ranks() -> int:
@@ -40,4 +56,4 @@ def ranks() -> int:
 
 def restarted() -> bool:
     """Whether torchrun has started this process again, since one of the run's had died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    return ranks() > 1 and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
