@@ -91,7 +91,8 @@ def test_there_is_one_log_whatever_the_ranks(place):
     for one, *others in zip(*logs, strict=True):
         for other in others:
             for key, value in one.items():
-                assert key == "seconds" or other[key] == pytest.approx(value, rel=1e-5)  # 50 float32 predictions
+                near = value if isinstance(value, str) else pytest.approx(value, rel=1e-6)  # means of float32
+                assert key == "seconds" or other[key] == near
     cards = [RunFolder(place / str(n) / "accumulated").card().environment for n in (1, 2)]
     assert [(card.get("ranks"), card.get("accumulate")) for card in cards] == [(None, 3), (2, 3)]
 

@@ -125,15 +125,16 @@ def _differentiated(
                 if not last:
                     fabric.backward(loss)
     except NumericalError as error:
-        nll, why = torch.full((), math.nan), str(error)
+        why = str(error)
     if fabric.world_size > 1:  # before the pass in which all ranks wait for each other
         told = torch.stack([nll.double() / fabric.world_size, torch.tensor(float(why is not None)).to(nll.device)])
         told = summed(fabric, told)
         nll, failures = told[0].to(kl), told[1]
         why = next(each for each in gathered(fabric, why) if each) if failures > 0 else None
-    if why is None and loss is not None:
-        fabric.backward(loss)
-    return nll.detach(), kl.detach(), why
+    if why is not None or loss is None:
+        return torch.full((), math.nan), torch.full((), math.nan), why
+    fabric.backward(loss)
+    return nll.detach(), kl.detach(), None
 
 
 def _failure(model: Model, parameters: list[Tensor], nll: Tensor, kl: Tensor, loss: Tensor) -> str | None:
@@ -273,17 +274,19 @@ def _trained(
     checkpoint = on_first(fabric, lambda: _checkpoint(run, folder, data, resume=resume))
     computed_by = arithmetic(fabric) | _divided(fabric, accumulate)
     if checkpoint is not None:
-        optimiser = make_optimiser(run, model)
-        done = _resumed(checkpoint, model, optimiser, folder.path / CHECKPOINT)
+        fabric.strategy.precision.convert_module(model)  # before it takes numbers of that precision
+        done = _resumed(checkpoint, model, folder.path / CHECKPOINT)
         on_first(fabric, lambda: _tell_environment(folder, computed_by))
     else:
         _normalise(run, model, data.train)
         run.backbone.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
         run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
-        optimiser = make_optimiser(run, model)
         done = _begun(run, folder, environment(fabric) | computed_by, task, data)
     same_buffers(fabric, model)
-    bound, optimiser = fabric.setup(Bound(model, len(data.train), class_weights(run, data.train)), optimiser)
+    bound = Bound(model, len(data.train), class_weights(run, data.train))
+    bound, optimiser = fabric.setup(bound, make_optimiser(run, model))
+    if checkpoint is not None:  # now that the parameters are where, and of what type, they will be
+        _restore(optimiser, checkpoint)
     clock, totals, saved = time.perf_counter(), torch.tensor(done.totals), time.monotonic()
     good = _Good(done, _stopping(run, checkpoint))
     del checkpoint
@@ -410,13 +413,17 @@ def _begun(run: Run, folder: RunFolder, made_by: dict[str, Any], task: Task, dat
     return _Done()
 
 
-def _resumed(checkpoint: _Checkpoint, model: Model, optimiser: torch.optim.Optimizer, path: Path) -> _Done:
+def _resumed(checkpoint: _Checkpoint, model: Model, path: Path) -> _Done:
     tensors, told = checkpoint
     model_state = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
     load_state(model, model_state, path)
+    return _Done(**{field.name: told[field.name] for field in fields(_Done) if field.name in told})
+
+
+def _restore(optimiser: torch.optim.Optimizer, checkpoint: _Checkpoint) -> None:
     parameters = optimiser.param_groups[0]["params"]
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
+    for key, value in checkpoint[0].items():
         if key.startswith("optimiser."):
             _, index, name = key.split(".", 2)
             parameter = parameters[int(index)]
@@ -424,7 +431,6 @@ def _resumed(checkpoint: _Checkpoint, model: Model, optimiser: torch.optim.Optim
             restored = torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
             state.setdefault(int(index), {})[name] = restored
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    return _Done(**{field.name: told[field.name] for field in fields(_Done) if field.name in told})
 
 
 def _save_checkpoint(
