@@ -27,13 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from calgp.gp import Bound, NumericalError
+from calgp.gp import Bound, Noise, NumericalError
 from calgp.methods import METHODS
 from calgp.nets import Task
 from calgp.runs import Interrupted, Run, RunFolder, TrainingData, evaluate, fit, from_json, open_device, train
 from calgp.runs.folder import build
+from calgp.runs.ranks import share
 from calgp.runs.training import make_optimiser
 
 LENET = {"name": "lenet", "channels": [2, 4], "hidden": [8]}
@@ -98,6 +102,8 @@ def check(place: Path) -> None:
             found[name] = fitted(run, double)
         for name in METHODS:
             found[f"method {name}"] = fitted(replace(small(**METHOD), method=METHODS[name]), double)
+    if ranks == 2:
+        found["sharded"] = sharded_gradients(double)
     stopped = RunFolder(folders / "stopped")
     try:
         train(EVERYTHING, stopped, double, watch=lambda step: terminated(step.step == 4 and rank == ranks - 1))
@@ -137,6 +143,24 @@ def fitted(run: Run, fabric: Any) -> dict[str, Any]:
     steps = list(fit(bound, optimiser, data, run, fabric=fabric))
     return {"nll": [step.nll.item() for step in steps], "kl": [step.kl.item() for step in steps], "skipped": [],
             "state": model.state_dict()}  # fmt: skip
+
+
+def sharded_gradients(fabric: Any) -> list[tuple[Tensor, Tensor]]:
+    """(one process's gradient, that of the bound with its parameters sharded over the ranks) for each parameter."""
+    run = small()
+    data, task = TrainingData.of(run, None).train, Task(1, 14, 14, 10)
+    index = torch.arange(24)
+    whole, parts = (
+        # FSDP takes no parameters that lie channels last
+        Bound(build(run, task).double().to(memory_format=torch.contiguous_format), len(data))  # type: ignore[call-overload]
+        for _ in range(2)
+    )
+    fully_shard(parts, mesh=init_device_mesh("cpu", (2,)))
+    for bound, mine in ((whole, index), (parts, share(fabric, index))):
+        noise = Noise(-1, torch.arange(1), data.rows[mine])
+        torch.stack(bound(data.pixels(mine).double(), data.y[mine], noise)).sum().backward()
+    pairs = zip(whole.parameters(), parts.parameters(), strict=True)
+    return [(one.grad, other.grad.full_tensor()) for one, other in pairs if one.grad is not None]  # type: ignore
 
 
 class failing:

@@ -73,6 +73,14 @@ def test_two_ranks_train_every_method_as_one_process(found, name):
     agree(found[1, 0][name], found[2, 1][name])
 
 
+def test_parameters_sharded_by_fsdp_have_the_gradients_of_whole_ones(found):
+    """Likelihood term and KL: the mean over two ranks is that of one process. In double precision."""
+    pairs = found[2, 0]["sharded"]
+    assert len(pairs) == 5 and all(one.abs().max() > 0 for one, _ in pairs)
+    for one, other in pairs:
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-15)
+
+
 def test_accumulation_changes_nothing(found):
     agree(found[1, 0]["everything"], found[1, 0]["accumulated"])
 
