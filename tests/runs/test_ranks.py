@@ -52,6 +52,7 @@ WEIGHTS = 1e-8
 RANKS = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", RANKS, ids=str)
 @pytest.mark.parametrize("name", ["everything", "indivisible", "accumulated", "failing"])
 def test_any_number_of_ranks_trains_as_one_process(found, name, rank):
@@ -59,6 +60,7 @@ def test_any_number_of_ranks_trains_as_one_process(found, name, rank):
     agree(found[1, 0][name], found[rank][name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [(2, 1), (3, 1), (3, 2)], ids=str)
 def test_all_ranks_have_the_same_bits(found, rank):
     for name in ("everything", "indivisible", "accumulated", "failing"):
@@ -67,12 +69,14 @@ def test_all_ranks_have_the_same_bits(found, rank):
         assert first["nll"] == other["nll"] or name == "failing"  # nan is not nan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "resnet", *(f"method {name}" for name in METHODS)])
 def test_two_ranks_train_every_method_as_one_process(found, name):
     """The ResNet, with the moments of batch norm left alone: those of a batch are each rank's own."""
     agree(found[1, 0][name], found[2, 1][name])
 
 
+@pytest.mark.slow
 def test_parameters_sharded_by_fsdp_have_the_gradients_of_whole_ones(found):
     """Likelihood term and KL: the mean over two ranks is that of one process. In double precision."""
     pairs = found[2, 0]["sharded"]
@@ -81,10 +85,12 @@ def test_parameters_sharded_by_fsdp_have_the_gradients_of_whole_ones(found):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_accumulation_changes_nothing(found):
     agree(found[1, 0]["everything"], found[1, 0]["accumulated"])
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_on_one_rank_is_skipped_by_all(found):
     for each in found.values():
         told = [(step, why) for step, why in enumerate(each["failing"]["skipped"], start=1) if why]
@@ -93,6 +99,7 @@ def test_a_step_that_fails_on_one_rank_is_skipped_by_all(found):
         assert told[1][1].startswith("the bound is no finite number: likelihood term nan")
 
 
+@pytest.mark.slow
 def test_there_is_one_log_whatever_the_ranks(place):
     logs = [RunFolder(place / str(n) / "everything").log() for n in (1, 2, 3)]
     assert [record["kind"] for record in logs[0]] == [record["kind"] for record in logs[1]]
@@ -105,11 +112,13 @@ def test_there_is_one_log_whatever_the_ranks(place):
     assert [(card.get("ranks"), card.get("accumulate")) for card in cards] == [(None, 3), (2, 3)]
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_rank_stops_all_after_the_same_step(found):
     for (n, _), each in found.items():
         assert each["stopped"].startswith("Stopped after step 4 of 8."), n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_another_number_of_ranks_resumes_the_checkpoint(place, found, n):
     folder = RunFolder(place / str(n) / "stopped")
@@ -121,6 +130,7 @@ def test_another_number_of_ranks_resumes_the_checkpoint(place, found, n):
     assert [there.get("ranks") for there in folder.card().environment["resumed"]] == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_evaluation_by_ranks_has_the_bits_of_one_process(place, found, n):
     """Ten batches by three ranks: each stays whole, so that every image is computed beside the same others."""
