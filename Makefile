@@ -37,6 +37,9 @@ kill: $(STAMP)  ## kill trainings, evaluations and reproductions hundreds of tim
 kill-ranks: $(STAMP)  ## kill one of two ranks of a training 20 times, let torch's elastic agent restart it, compare the ends
 	@$(BIN)/python tests/ranks.py kill --kills 20
 
+load: $(STAMP)  ## measure the server under load on loopback (about five minutes)
+	@$(BIN)/python -m bench.serve
+
 test: $(STAMP)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules
 

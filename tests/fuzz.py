@@ -107,7 +107,8 @@ def mutate_value(value: Any, chance: random.Random) -> Any:
             case 0:
                 return value[:place] + value[place + 1 :]
             case 1:
-                return value * chance.choice((2, 2, 500 if len(value) < 1000 else 1))
+                small = len(value) < 100 and not isinstance(value[0], list)  # files stay small
+                return value * chance.choice((2, 2, 500 if small else 1))
             case 2:
                 return [*value[:place], chance.choice(STRANGE), *value[place + 1 :]]
             case _:

@@ -282,13 +282,13 @@ def run(place: Path, *, kills: int, operations: int, command_lines: int, seed: i
         tally.add(f"{work.kind}, {what}", found)
         print(f"{work.kind} ({work.name}), {what}: {len(found)} kills, the same end", file=sys.stderr, flush=True)
 
-    done = dict.fromkeys(chosen, 0)
+    done, most = dict.fromkeys(chosen, 0), min(MOST, max(3, kills // 25))
     while (missing := kills - sum(done.values())) > 0:
         work = min(chosen, key=done.__getitem__)  # the one that was killed least
         before = sum(tally.kills.values())
         attempt(
             work,
-            lambda path: killed_by_time(work, path, seconds, draw, min(MOST, missing)),  # noqa: B023
+            lambda path: killed_by_time(work, path, seconds, draw, min(most, missing)),  # noqa: B023
             "at a random time",
         )
         done[work] += sum(tally.kills.values()) - before

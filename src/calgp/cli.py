@@ -39,6 +39,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 UncalibratedOption = Annotated[
     bool, typer.Option("--uncalibrated", help="The probabilities as trained, though the run has been calibrated.")
 ]
+JobsOption = Annotated[
+    int | None, typer.Option(help="Runs at a time, in processes of one thread each; 1, or with Ray one a core.")
+]
+EngineOption = Annotated[str, typer.Option(help="Where runs are made: local, or ray (pip install calgp[ray]).")]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster, such as auto or HOST:6379; else it is started here.")
+]
+GpusOption = Annotated[float, typer.Option(help="What a run asks of a Ray cluster: 1, or 0.25 for a quarter.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.")]
 
 
@@ -47,7 +55,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        if not _speaks():
+        if not (_speaks() or error.alone):
             sys.exit(1)
         err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)
@@ -77,7 +85,13 @@ def calgp(
 
 @app.command()
 def train(
-    source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="An image set (see `calgp sources`), folder:PATH, or, to leave images on the disk, stream:PATH or "
+            "shards:PATH."
+        ),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="lenet, lenet-cifar, lenet-3, resnet, or your own (calgp --network).")
@@ -124,6 +138,10 @@ def train(
     devices: DevicesOption = 1,
     accumulate: Annotated[int, typer.Option(help="Parts of a batch, one after the other, to need less memory.")] = 1,
     threads: ThreadsOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that read stream: and shards: ahead; else $CALGP_WORKERS, else 2."),
+    ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
@@ -150,7 +168,7 @@ def train(
     given = {name: value for name, value in given.items() if value is not None}
     if resume is not None and (given or set_ or config or folder):
         raise CalgpError("--resume goes on with the run as it is: give it no other options of the run.")
-    if resume is not None:
+    if resume is not None and runs.RunFolder(resume).interrupted:
         runs.RunFolder(resume).check_tensors("checkpoint.safetensors")
     card = runs.RunFolder(resume).card() if resume else None
     run = card.run if card else runs.from_json(_options(config, given, set_ or []))
@@ -169,7 +187,7 @@ def train(
     goes_on, done = runs.on_first(fabric, lambda: _goes_on(run, target) if go_on else (resume is not None, False))
     if done:
         return out.print(f"{target.path} is finished.", soft_wrap=True) if _speaks() else None
-    images = runs.together(fabric, lambda: runs.TrainingData.of(run, data))
+    images = runs.together(fabric, lambda: runs.TrainingData.of(run, data, workers=workers))
     with contextlib.ExitStack() as stack:
         watches = []
         if _speaks():
@@ -518,12 +536,55 @@ def track(
 
 
 @app.command()
+def serve(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="A run folder, or `shipped`.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the run that comes with the package.")] = False,
+    host: Annotated[str, typer.Option(help="The address to listen on; this machine alone unless given.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that clients must send; else $CALGP_TOKEN, else none.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which clients may call the server, such as that of a proxy.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A limit, such as samples=200; see docs/serve.md.")
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve a run over HTTP: a page at / and an API (/openapi.json). Ctrl-C or SIGTERM finishes what was accepted.
+
+    Limits and their defaults: body=4194304 bytes, side=8192 and pixels=25000000 of pictures, images=32 a request,
+    samples=1000 an image, queue=256 images, requests=128, connections=512, seconds=30 a request, wait=0.002 seconds for
+    company, batch=64 images.
+
+    Example: calgp serve --demo --port 8000
+    """
+    try:
+        from calgp.serve import Limits, read_token
+        from calgp.serve import serve as serve_run
+    except ModuleNotFoundError as error:
+        raise CalgpError(f"`calgp serve` needs {error.name}: pip install 'calgp[serve]' brings it.") from None
+
+    if demo == (run is not None):
+        raise CalgpError("Name one run to serve, such as runs/mnist, or give --demo for the one in the package.")
+    limits, token = Limits.parse(limit or []), read_token(token_file)
+    folder, fabric = _folder(run or "shipped"), _fabric(device, "32-true", threads)
+    out.print(f"Serving {folder.card().label} on http://{host}:{port} (Ctrl-C stops it).", soft_wrap=True)
+    serve_run(folder, fabric, host=host, port=port, limits=limits, token=token, hosts=allow_host or (), threads=threads)
+
+
+@app.command()
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,
     scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (hours) or paper (a GPU).")] = "smoke",
     folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
-    jobs: Annotated[int, typer.Option(help="Runs at a time, in processes of one thread each.")] = 1,
+    jobs: JobsOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
     faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
     pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what there is.")] = False,
     results: Annotated[Path, typer.Option(help="Small results of finished runs are taken from here.")] = Path(
@@ -535,29 +596,31 @@ def reproduce(
 ) -> None:
     """Rerun the paper's figures and tables: run what is missing, judge its claims, write a page for each.
 
-    Stop it whenever you like: the same command goes on where it was, and nothing is run twice.
+    Stop it whenever you like: the same command goes on where it was, and nothing is run twice. --engine ray makes the
+    runs on a Ray cluster whose machines share --out and --data (docs/scaling.md).
 
     Example: calgp reproduce fig2 --scale laptop --jobs 2 --data images
     """
     import shlex
 
     from calgp import experiments, show
+    from calgp.runs.engines import find_engine
 
     if listed or name is None:
         return out.print(show.experiment_table(experiments.EXPERIMENTS.values()))
-    _positive("jobs", jobs)
+    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     chosen = experiments.chosen(name)
     size = experiments.find_scale(scale)
     cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
     where = experiments.Where(folder / "runs", results, keep, data)
     everything = [cell for planned in cells.values() for cell in planned]
     if scale != "smoke":
-        out.print(show.cost(experiments.missing(everything, where), jobs))
+        out.print(show.cost(experiments.missing(everything, where), jobs or 1))
     failures: dict[str, str] = {}
     if not pages:
         _fabric("auto", "32-true", threads)
         with show.overall_bar() as watch:
-            failures = experiments.run_missing(everything, where, jobs=jobs, watch=watch)
+            failures = experiments.run_missing(everything, where, engine=workers, watch=watch)
     command = ["calgp", "reproduce", "", "--scale", scale, *["--faithful"] * faithful]
     for each in chosen:
         command[2] = each.name
@@ -569,6 +632,96 @@ def reproduce(
     if failures:
         again = shlex.join([*command[:2], name, *command[3:]])
         raise CalgpError(f"Not everything could be run; `{again}` tries again. " + " ".join(failures.values()))
+
+
+@app.command()
+def sweep(
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="An option of `calgp train` or --set with its values: method.keep=0.5,0.9; with --random also a "
+            "range: lr=loguniform:1e-4:1e-2, or uniform, or integer.",
+        ),
+    ] = None,
+    random: Annotated[int | None, typer.Option(help="Draw so many settings instead of all combinations.")] = None,
+    draw_seed: Annotated[int | None, typer.Option(help="Of --random; more draws begin with the same ones.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Of the runs of each setting: 0,1,2; 0 unless given.")] = None,
+    source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
+    method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="lenet, lenet-cifar, lenet-3 or resnet.")] = None,
+    train_size: Annotated[int | None, typer.Option(help="A balanced part of the training images.")] = None,
+    holdout: Annotated[float | None, typer.Option(help="Share kept to choose by; 0.1 unless given.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr", help="Of Adam.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other option, the same for all runs.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of options, with tables [grid] and [sweep]; flags go before it.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and tables go.")] = Path("sweeps/sweep"),
+    samples: Annotated[int | None, typer.Option("--samples", "-S", help="Draws of the masks; 50 unless given.")] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Score the test images, too; nothing is chosen by them.")
+    ] = False,
+    part: Annotated[
+        str | None, typer.Option(metavar="INDEX/COUNT", help="Only these runs, 1/10 to 10/10: for job arrays.")
+    ] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="Run nothing: list what would be run, and its cost.")] = False,
+    jobs: JobsOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
+    data: DataOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train many settings with several seeds; a table of them, the best on the hold-out first.
+
+    All combinations of --grid, or --random draws. Stop it whenever you like: the same command goes on where it was, and
+    nothing is run twice. Test images are not looked at unless --evaluate asks for it, and never sorted by. The tables
+    are table.csv, table.json and report.html in --out.
+
+    Example: calgp sweep --method cnn-gp-sorf --epochs 3 --grid method.keep=0.5,0.9 --grid lr=1e-3,3e-3 --seeds 0,1,2
+    """
+    import shlex
+
+    from calgp import show
+    from calgp.experiments import sweep as sweeping
+    from calgp.experiments.reproduce import Where
+    from calgp.runs.engines import find_engine
+
+    given = {
+        "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
+        "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate,
+        "schedule": schedule,
+    }  # fmt: skip
+    options = _options(config, {name: value for name, value in given.items() if value is not None}, set_ or [])
+    told = {"drawn": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,
+            "seeds": seeds and _seeds(seeds)}  # fmt: skip
+    wanted = sweeping.described(options, grid or [], {name: value for name, value in told.items() if value is not None})
+    chosen = sweeping.Part.parse(part) if part else None
+    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
+    todo = sweeping.missing_jobs(wanted, Where(folder / "runs", data=data), chosen)
+    if dry:
+        return out.print(show.planned_table(wanted, todo), show.cost(todo, jobs or 1))
+    _fabric("auto", "32-true", threads)
+    with show.overall_bar() as watch:
+        failures = sweeping.run_sweep(wanted, folder, data=data, part=chosen, engine=workers, watch=watch)
+    if chosen is None or not sweeping.missing_jobs(wanted, Where(folder / "runs")):  # the last part writes them
+        found = sweeping.found_by(wanted, folder)
+        command = shlex.join(["calgp", *sys.argv[1:]])
+        written = sweeping.write_sweep(wanted, found, folder, command=command, failures=failures)
+        if as_json:
+            print(json.dumps(written))
+        else:
+            out.print(show.sweep_table(found))
+            out.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+            out.print(f"Best on the hold-out: {written['best']}" if written["best"] else "", soft_wrap=True)
+    if failures:
+        raise CalgpError("Not everything could be run; the same command tries again. " + " ".join(failures.values()))
 
 
 @app.command()
@@ -633,10 +786,32 @@ def sources(
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
-    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and folder:PATH for your own.")
+    own = "folder:PATH, stream:PATH or shards:PATH for your own"
+    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and {own}.")
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)
+
+
+@app.command()
+def shard(
+    folder: Annotated[Path, typer.Argument(help="Pictures: FOLDER/class/…, or below FOLDER/train and FOLDER/test.")],
+    target: Annotated[Path, typer.Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
+    images_per_shard: Annotated[int, typer.Option(help="How many images a tar file holds.")] = 10_000,
+) -> None:
+    """Write a folder of images into tar shards, as WebDataset reads them, to train on with --source shards:DIR.
+
+    The files go in as they are, shuffled once and always alike: the same folder makes the same bytes.
+
+    Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
+    """
+    from calgp import show
+    from calgp.data.shards import write_shards
+
+    with show.bar(f"Writing {target}") as advance:
+        written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
+    counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
+    out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)
 
 
 @app.command()
@@ -737,25 +912,27 @@ def _know_network(text: str) -> None:
 
 def _options(config: Path | None, given: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     """Options of a run: the file's, then the flags', then --set's."""
+    from calgp.runs.run import assign
+
     options: dict[str, Any] = {} if config is None else _toml(config)
     options |= given
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise CalgpError(f"--set {setting!r} is not of the form NAME=VALUE, such as method.depth=3.")
-        *path, last = key.split(".")
-        place = options
-        for name in path:
-            if not isinstance(place.get(name), dict):
-                place[name] = {"name": place.get(name, {"method": "cnn-gp-sorf", "backbone": "lenet"}.get(name))}
-            place = place[name]
-        place[last] = _value(text)
+        assign(options, key, _value(text))
     return options
 
 
 def _weights(text: str) -> Any:
     """A list where there are commas, else what it is: balanced."""
     return [_value(part) for part in text.split(",")] if "," in text else text
+
+
+def _seeds(text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise CalgpError(f"--seeds {text!r} is no list of whole numbers, such as 0,1,2.")
+    return [int(part) for part in text.split(",")]
 
 
 def _value(text: str) -> Any:

@@ -34,6 +34,7 @@ from calgp.runs.writing import reporting, write_whole
 if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.experiments import Experiment, Job
     from calgp.experiments import Progress as Done
+    from calgp.experiments.sweep import Found, Sweep
 
 PROGRESS = Console(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
@@ -115,9 +116,45 @@ def cost(jobs: list[Job], processes: int) -> str:
         return "Nothing is missing."
     hours = sum(job.seconds for job in jobs) / 3600
     return (
-        f"{len(jobs)} runs are missing: about {hours:,.1f} hours of one core, {hours / processes:,.1f} with --jobs "
+        f"{len(jobs)} runs are missing: about {_long(hours)} of one core, {_long(hours / processes)} with --jobs "
         f"{processes}; a GPU may be some 50 times as fast as a core. An estimate from the size of the networks."
     )
+
+
+def _long(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:,.1f} minutes"
+
+
+def planned_table(sweep: Sweep, missing: Iterable[Job]) -> Table:
+    """The settings of a sweep, and how many of their runs are still to be made."""
+    from calgp.experiments.sweep import worded
+
+    absent = {job.key: job.seconds for job in missing}
+    table = Table(Column("setting", overflow="fold"), "runs", "missing", "seconds")
+    for setting, jobs in sweep.jobs_by_setting():
+        left = [absent[job.key] for job in jobs if job.key in absent]
+        table.add_row(escape(worded(setting)), str(len(jobs)), str(len(left)), f"{sum(left):,.0f}")
+    return table
+
+
+def sweep_table(rows: Iterable[Found]) -> Table:
+    """One line a setting: mean ± standard error over its seeds, the best on the hold-out first."""
+    from calgp.experiments.sweep import worded
+
+    rows = list(rows)
+    test = any(row.test for row in rows)
+    table = Table(Column("setting", overflow="fold"), "seeds", show_lines=True)
+    for place in ("hold-out", *["test"] * test):
+        for name in METRICS:
+            table.add_column(f"{place}\n{name.upper()}", no_wrap=True, min_width=7)
+    for row in rows:
+        numbers = [row.held_out.get(name) for name in METRICS] + [row.test.get(name) for name in METRICS] * test
+        table.add_row(
+            escape(worded(row.setting)),
+            f"{len(row.seeds)} of {row.planned}",
+            *("not run" if value is None else number(*value) for value in numbers),
+        )
+    return table
 
 
 def evaluation_table(summary: dict[str, Any]) -> Table:

@@ -18,6 +18,7 @@ from calgp.experiments.scales import MNIST
 from calgp.methods import METHODS
 from calgp.nets import LeNet
 from calgp.runs import Run, RunFolder, training
+from calgp.runs.engines import Processes
 
 RUN = Run(METHODS["cnn-gp-sorf"], LeNet(channels=(2, 4), hidden=(8,)), train_size=100, steps=4, batch_size=20)
 CELL = Cell("SORF", MNIST, None, (RUN, dataclasses.replace(RUN, seed=1)), samples=2, outside="letters")
@@ -81,8 +82,8 @@ def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkey
 
 
 def _until(steps, save):
-    def saving(folder, model, optimiser, done):
-        save(folder, model, optimiser, done)
+    def saving(folder, model, optimiser, done, stopping):
+        save(folder, model, optimiser, done, stopping)
         if done.step == steps:
             raise SystemExit
 
@@ -196,7 +197,7 @@ def test_files_of_an_experiment(tmp_path):
 
 def test_processes_give_the_same_numbers(tmp_path):
     run_missing([CELL], Where(tmp_path / "one"))
-    assert run_missing([CELL], Where(tmp_path / "two"), jobs=2) == {}
+    assert run_missing([CELL], Where(tmp_path / "two"), engine=Processes(2)) == {}
     here, there = (rows_of([CELL], Where(tmp_path / name))[0].values for name in ("one", "two"))
     assert here["mnll"] == pytest.approx(there["mnll"], rel=1e-5)
 

@@ -181,6 +181,7 @@ def test_options_that_change_the_graph_survive(name, backbone, options, tmp_path
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())  # the model was copied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_wrapped_networks_survive(name, tmp_path):
     task, backbone = Task(1, 28, 28, 3), wrap(ARCHITECTURES[name].make, name=f"export-{name}")
@@ -218,8 +219,8 @@ def test_every_calibrator_can_be_traced_and_gives_what_it_gave():
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     found = session.run(None, {session.get_inputs()[0].name: log_probs[:50].double().numpy()})
     for fit, theirs in zip(fits, found, strict=True):
-        # in double precision on both sides; the steps of an isotonic regression amplify rounding by their slopes
-        np.testing.assert_allclose(theirs, fit.apply(log_probs[:50].double()), rtol=0, atol=1e-9)
+        # in double precision, but the exporter writes a number of Python's, such as T, as float32: 6e-8 of up to 10
+        np.testing.assert_allclose(theirs, fit.apply(log_probs[:50].double()), rtol=0, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -2,44 +2,39 @@
 
 import hashlib
 import json
-import logging
-import multiprocessing
-import os
-import signal
-import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-import torch
 from lightning_fabric import Fabric
 
-from calgp.data import SOURCES, data_directory
+from calgp.data import data_directory
 from calgp.data.corruptions import corrupted
+from calgp.data.sources import open_source
 from calgp.errors import CalgpError
-from calgp.runs import Interrupted, Run, RunFolder, Step, evaluate, identity, keep_freed_memory, train
+from calgp.runs import Run, RunFolder, Step, evaluate, identity, train
+from calgp.runs.engines import Engine, Here, Under
 from calgp.runs.evaluation import test_images
 from calgp.runs.reading import read_json
+from calgp.runs.training_data import held_out_images
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
 
-from .rows import Cell, Row, Shift, evaluated_name, evaluation, row_of
-from .scales import count_of_test_images, seconds
+from .rows import Cell, Row, Shift, evaluated_name, evaluation, held_out_name, row_of
+from .scales import count_of_test_images, count_of_training_images, seconds
 
-FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one run; the others go on
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run and everything that it is tested on, for all experiments that want it."""
+    """A run and everything that it is tested on, for all experiments that want it; `held_out`: its hold-out, too."""
 
     run: Run
     samples: int
     tests: tuple[Shift | None, ...] = (None,)
     outside: tuple[str, ...] = ()
+    held_out: bool = False
 
     @property
     def key(self) -> str:
@@ -50,7 +45,13 @@ class Job:
         """About how long it takes on one core."""
         whole = count_of_test_images(self.run.source)
         tests = sum((test and test.images) or whole for test in self.tests)
-        return seconds(self.run, self.samples, tests + sum(map(count_of_test_images, self.outside)))
+        held_out = int(self.held_out * (self.run.holdout or 0) * count_of_training_images(self.run))
+        return seconds(self.run, self.samples, tests + held_out + sum(map(count_of_test_images, self.outside)))
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{self.run.label} on {self.run.source}, seed {self.run.seed}"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -62,6 +63,7 @@ class Job:
         return any(evaluation(folder, self.run, name, self.samples) is None for name in self.names())
 
     def names(self) -> Iterator[str]:
+        yield from [held_out_name(self.run.source)] * self.held_out
         yield from (evaluated_name(self.run.source, test) for test in self.tests)
         yield from self.outside
 
@@ -86,6 +88,11 @@ class Where:
     results: Path | None = None
     keep: Path | None = None
     data: Path | None = None
+
+    def absolute(self) -> "Where":
+        """The same for processes that are elsewhere."""
+        places = {"runs": self.runs, "results": self.results, "keep": self.keep, "data": data_directory(self.data)}
+        return replace(self, **{name: None if path is None else path.absolute() for name, path in places.items()})
 
 
 @dataclass
@@ -160,6 +167,10 @@ def _perform(job: Job, folder: RunFolder, where: Where, watch: Callable[[float],
 
     if not folder.finished or folder.interrupted:  # or killed between the model and the end
         train(job.run, folder, fabric, directory=where.data, resume=folder.interrupted, watch=step)
+    name = held_out_name(job.run.source)
+    if job.held_out and evaluation(folder, job.run, name, job.samples) is None:
+        images = held_out_images(folder, where.data)
+        evaluate(folder, fabric, source=name, images=images, samples=job.samples)
     for test in job.tests:
         name = evaluated_name(job.run.source, test)
         if evaluation(folder, job.run, name, job.samples) is None:
@@ -206,21 +217,24 @@ def run_missing(
     cells: Iterable[Cell],
     where: Where,
     *,
-    jobs: int = 1,
+    engine: Engine = Here(),
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, str]:
     """Run what is missing for some cells; what failed, by key, with the reason. The others go on.
 
     Of two processes with the same place for their runs the second is refused.
     """
+    cells = list(cells)
     with owned(where.runs):
-        return _run_missing(list(cells), where, jobs, watch)
+        _keep_finished(cells, where)
+        return run_jobs(missing(cells, where), where, engine=engine, watch=watch)
 
 
-def _run_missing(cells: Sequence[Cell], where: Where, jobs: int, watch: Callable[[Progress], None]) -> dict[str, str]:
-    _keep_finished(cells, where)
-    todo = missing(cells, where)
-    absent = {source for job in todo for source in job.sources if not SOURCES[source].is_here(where.data)}
+def run_jobs(
+    todo: Sequence[Job], where: Where, *, engine: Engine = Here(), watch: Callable[[Progress], None]
+) -> dict[str, str]:
+    """Do all these jobs; what failed, by key, or by the source that is not there, with the reason."""
+    absent = {source for job in todo for source in job.sources if not open_source(source).is_here(where.data)}
     left_out = [job for job in todo if absent & set(job.sources)]
     todo = [job for job in todo if not absent & set(job.sources)]
     tally = _Tally(sum(job.seconds for job in todo), len(todo))
@@ -230,11 +244,21 @@ def _run_missing(cells: Sequence[Cell], where: Where, jobs: int, watch: Callable
             f"{source} is not in {data_directory(where.data)}, so {count} runs were not made; --data or CALGP_DATA "
             "names its folder."
         )
+
+    def ended(job: Job, failure: str | None) -> None:
+        if failure is not None:
+            tally.failures[job.key] = f"{job.name}: {failure}"
+        tally.work, tally.done = tally.work + job.seconds, tally.done + 1
+        watch(tally.progress(job.name))
+
+    def under_way(seen: Sequence[Under[Job]]) -> None:
+        shares = [(under.task, _share(under.task, where) if under.share is None else under.share) for under in seen]
+        now = shares[0][0].name if len(shares) == 1 else f"{len(shares)} runs at a time"
+        watch(tally.progress(now, sum(job.seconds * share for job, share in shares)))
+
     watch(tally.progress(""))
-    if todo and jobs == 1:
-        _here(todo, where, tally, watch)
-    elif todo:
-        _in_processes(todo, where, jobs, tally, watch)
+    if todo:
+        engine.run(partial(perform, where=where.absolute()), todo, ended=ended, watch=under_way)
     return tally.failures
 
 
@@ -249,59 +273,6 @@ def rows_of(cells: Iterable[Cell], where: Where) -> list[Row]:
     return rows
 
 
-def _here(todo: Sequence[Job], where: Where, tally: _Tally, watch: Callable[[Progress], None]) -> None:
-    for job in todo:
-        name = f"{job.run.label} on {job.run.source}, seed {job.run.seed}"
-        watch(tally.progress(name))
-
-        def share(part: float, job: Job = job, name: str = name) -> None:
-            watch(tally.progress(name, part * job.seconds))
-
-        try:
-            perform(job, where, share)
-        except Interrupted:
-            raise Interrupted("Stopped; nothing is lost. The same command goes on where it was.") from None
-        except FAILURES as error:
-            tally.failures[job.key] = f"{name}: {error}"
-        tally.work, tally.done = tally.work + job.seconds, tally.done + 1
-        watch(tally.progress(name))
-
-
-def _in_processes(
-    todo: Sequence[Job], where: Where, jobs: int, tally: _Tally, watch: Callable[[Progress], None]
-) -> None:
-    """Each process has one thread; a run under way is watched by the log that it writes."""
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=work_alone) as pool:
-        futures: dict[Future[None], Job] = {pool.submit(perform, job, where): job for job in todo}
-        try:
-            pending = set(futures)
-            while pending:
-                ended, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    _ended(future, futures[future], tally)
-                running = [futures[future] for future in pending if future.running()]
-                under_way = sum(job.seconds * _share(job, where) for job in running)
-                watch(tally.progress(f"{len(running)} runs at a time", under_way))
-        except KeyboardInterrupt:
-            pool.shutdown(wait=True, cancel_futures=True)  # those under way save themselves
-            raise Interrupted("Stopped; nothing is lost. The same command goes on where it was.") from None
-
-
-def _ended(future: Future[None], job: Job, tally: _Tally) -> None:
-    tally.work, tally.done = tally.work + job.seconds, tally.done + 1
-    try:
-        future.result()
-    except Interrupted:
-        raise KeyboardInterrupt from None
-    except BrokenProcessPool:
-        raise CalgpError(
-            "A process died, perhaps for want of memory; nothing is lost. The same command goes on; try fewer --jobs."
-        ) from None
-    except FAILURES as error:
-        tally.failures[job.key] = f"{job.run.label} on {job.run.source}, seed {job.run.seed}: {error}"
-
-
 def _share(job: Job, where: Where) -> float:
     """How much of a run is done, by its log."""
     folder = RunFolder(where.runs / job.key)
@@ -310,24 +281,3 @@ def _share(job: Job, where: Where) -> float:
         return 0.8 * folder.log()[-1]["step"] / steps
     except (CalgpError, IndexError):
         return 0.0
-
-
-def work_alone() -> None:
-    """What a process of the pool needs first: one thread, no chatter, and an end when its parent ends.
-
-    Ctrl-C is the parent's business; a training under way hears it itself, and saves.
-    """
-    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning_fabric")
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _follow_parent() -> None:
-    """A parent that is killed cannot end its processes: they would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -118,6 +118,11 @@ def evaluated_name(source: str, test: Shift | None) -> str:
     return f"{source} {test.kind} {test.severity}" + (f" of {test.images}" if test.images else "")
 
 
+def held_out_name(source: str) -> str:
+    """What evaluations of the hold-out of a run are called."""
+    return f"{source} hold-out"
+
+
 def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> dict[str, Any] | None:
     """The evaluation of a run on a source as its method means it (calibrated, where that is part of the method)."""
     found = folder.evaluation(source, run.method.calibrator)

@@ -6,7 +6,7 @@ from calgp.gp.frequencies import FREQUENCIES, Fixed, Sorf, Variational, draw_fre
 from calgp.gp.frequencies import gaussian as gaussian
 from calgp.gp.frequencies import orthogonal as orthogonal
 from calgp.gp.hadamard import hadamard_transform
-from calgp.gp.inference import Batch, Bound, Model, Predictive, evaluating, predict, predict_batches
+from calgp.gp.inference import Batch, Bound, Model, Predictive, evaluating, predict, predict_batches, sample_cost
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
 from calgp.gp.laplace import LaplaceGP
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
@@ -17,6 +17,7 @@ from calgp.gp.mixture import Mixture
 from calgp.gp.noise import Noise
 from calgp.gp.patches import CHANNELS, InducingPatches
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
+from calgp.gp.sampling import Sampling, settled
 from calgp.gp.sites import Site, name_sites
 from calgp.gp.sparse import Covariances, Inducing, InducingPoints, SparseGP
 from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
@@ -27,7 +28,8 @@ __all__ = [
     "Inducing", "InducingPatches", "InducingPoints", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask",
     "MaskedConv2d", "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies",
     "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Posterior", "Predictive",
-    "RandomFeatureGP", "RobustMax", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta", "Variational",
-    "bound_filters", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform", "make_kernel",
-    "name_sites", "orthogonal", "predict", "predict_batches", "same_padding", "spectral_norm",
+    "RandomFeatureGP", "RobustMax", "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta",
+    "Variational", "bound_filters", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform",
+    "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding", "sample_cost",
+    "settled", "spectral_norm",
 ]  # fmt: skip

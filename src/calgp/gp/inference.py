@@ -219,24 +219,31 @@ def _predict_batch(
     Samples are consumed where they are born, so that memory does not grow with their number.
     """
     h = model.stem(x)
-
-    def draw(first: int, last: int, rows: Tensor, h: Tensor) -> Tensor:
-        noise = Noise(seed, torch.arange(first, last, device=x.device), rows)
-        return model.likelihood.log_probs(model.sample(h, noise), noise)
-
-    if model.sites():
-        one = _footprint(model, lambda: draw(0, 1, rows[:1], h[:1]))
-    else:  # the network is the same for all samples; what grows with them are the draws of a Gaussian latent, if any
-        first, both = (draw(0, count, rows[:1], h[:1]) for count in (1, 2))
-        samples = samples if len(both) > len(first) else 1
-        one = 16 * first.numel() * first.element_size()  # in double precision, with what they are made of
+    one, random = sample_cost(model, h[:1])
+    samples = samples if random else 1
     fit = (MEMORY[x.device.type == "cpu"] if memory is None else memory) // one  # samples of a row
     size = min(max(fit // samples, 1), len(x))
     chunk = max(fit // size, 1)
     for h_part, rows_part in zip(h.split(size), rows.split(size), strict=True):
         chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
-        parts = (_Moments.of(draw(first, last, rows_part, h_part)) for first, last in chunks)
+        parts = (_Moments.of(draw(model, h_part, rows_part, first, last, seed=seed)) for first, last in chunks)
         yield functools.reduce(operator.add, parts).predictive()
+
+
+def draw(model: Model, h: Tensor, rows: Tensor, first: int, last: int, *, seed: int) -> Float[Tensor, "S N Q"]:
+    """log p_s(y | x) of the samples first … last - 1, at the images behind `h`."""
+    noise = Noise(seed, torch.arange(first, last, device=h.device), rows)
+    return model.likelihood.log_probs(model.sample(h, noise), noise)
+
+
+def sample_cost(model: Model, h: Tensor) -> tuple[int, bool]:
+    """Bytes that one sample of the one image behind `h` takes, and whether samples differ at all."""
+    row = torch.zeros(1, dtype=torch.int64, device=h.device)
+    if model.sites():
+        return _footprint(model, lambda: draw(model, h, row, 0, 1, seed=0)), True
+    # the network is the same for all samples; what grows with them are the draws of a Gaussian latent, if any
+    one, two = (draw(model, h, row, 0, count, seed=0) for count in (1, 2))
+    return 16 * one.numel() * one.element_size(), len(two) > len(one)  # in double precision, with what they are made of
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,9 @@ class Wrapped(Backbone):
                 f"calgp.wrap(network, name={self.network!r}) before, or with `calgp --network "
                 f"{self.network}=file.py:function …`."
             )
-        network = _made(NETWORKS[self.network], generator)
-        return WrappedFeatures(network, self, task, self._masking(asked) if asked.active else UNMASKED)
+        with torch.device("cpu"):  # a trace needs values, so it cannot be without memory; that of the user's own code
+            network = _made(NETWORKS[self.network], generator)
+            return WrappedFeatures(network, self, task, self._masking(asked) if asked.active else UNMASKED)
 
     def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:
         """Batch norm's statistics anew, with the masks on."""

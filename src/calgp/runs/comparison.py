@@ -64,10 +64,11 @@ def _row(key: tuple[str, str, str, int, int], results: list[Result]) -> Row:
     return Row(
         *key,
         seeds=tuple(folder.card().run.seed for folder, _, _ in results),
-        metrics={name: _average([scores[name] for _, _, scores in results]) for name in METRICS},
-        auroc={source: _average(values) for source, values in outside.items()},
+        metrics={name: average([scores[name] for _, _, scores in results]) for name in METRICS},
+        auroc={source: average(values) for source, values in outside.items()},
     )
 
 
-def _average(values: list[float]) -> tuple[float, float | None]:
+def average(values: list[float]) -> tuple[float, float | None]:
+    """Mean and standard error; of a single value there is no error."""
     return mean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

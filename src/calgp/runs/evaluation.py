@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from calgp import metrics
 from calgp.calibration import Calibrator
 from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
+from calgp.data.images import unit
 from calgp.decisions import Decisions
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Model, NumericalError, Predictive, predict_batches
@@ -41,14 +43,23 @@ class Evaluation:
     columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows, decisions: one entry an image
     summary: dict[str, Any]  # what scores-*.json holds
     kept: dict[str, Tensor]  # log-probabilities and their spread, if they are few enough to be stored
-    names: tuple[str, ...] | None  # of the images, if they have any
+    names: Sequence[str] | None  # of the images, if they have any
 
 
-def batches(images: Images, model: Model, parts: Iterable[slice] | None = None) -> Iterator[Batch]:
-    """Images in order, or some `parts` of them, as `predict` takes them: where the model is, in its floating type."""
+def batches(
+    images: Images,
+    model: Model,
+    parts: Iterable[slice] | None = None,
+    seen: Callable[[Tensor], None] = lambda x: None,
+) -> Iterator[Batch]:
+    """Images in order, or some `parts` of them, as `predict` takes them: where the model is, in its floating type.
+
+    `seen` gets their bytes.
+    """
     parameter = next(model.parameters())
-    for part in slices(len(images)) if parts is None else parts:
-        yield images.pixels(part).to(parameter), images.rows[part].to(parameter.device)
+    for part, x in images.read(images.parts(BATCH) if parts is None else parts):
+        seen(x)
+        yield unit(x).to(parameter), images.rows[part].to(parameter.device)
 
 
 def slices(n: int) -> list[slice]:
@@ -146,7 +157,7 @@ def evaluate(
             convert=convert, calibration=calibration, corruption=corruption, watch=watch,
         )  # fmt: skip
         told = {name: found.summary[name] for name in ("source", "samples", "seed", "calibrator")}
-        told |= {"classes": list(card.classes), "names": found.names}
+        told |= {"classes": list(card.classes), "names": None if found.names is None else list(found.names)}
         shift = None if corruption is None else corruption.label
         name = folder.predictions_name(source, found.summary["calibrator"], shift)
         folder.write_tensors(name, found.columns | found.kept, told)
@@ -314,12 +325,14 @@ def _predicted(
     """Columns, outcomes (inside only) and, if they are few enough, log-probabilities and their spread."""
 
     def found(parts: list[slice]) -> Iterator[tuple[dict[str, Tensor], Outcomes | None]]:
-        predicted = predictor.predict(batches(images, predictor.model, parts), samples=samples, seed=seed)
+        seen: deque[Tensor] = deque()  # pictures that were read, and are not predicted yet
+        data = batches(images, predictor.model, parts, seen.append)
+        predicted = predictor.predict(data, samples=samples, seed=seed)
         for part, predictive in zip(parts, predicted, strict=True):
             y, log_probs = images.y[part], predictive.log_probs
             store = len(images) * log_probs.shape[1] <= KEEP
             kept = {"log_probs": log_probs, "spread": predictive.spread} if store else {}
-            decided = with_outcomes(predictor.decided(predictive, images.x[part]), y, outside=outside)
+            decided = with_outcomes(predictor.decided(predictive, seen.popleft()), y, outside=outside)
             columns = {name: column for name, column in decided.items() if column.dim() == 1}
             watch(len(y) * fabric.world_size, len(images))
             yield columns_of(predictive) | kept | columns, None if outside else metrics.outcomes(log_probs, y)

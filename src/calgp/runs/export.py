@@ -241,17 +241,24 @@ def _require_own_moments(model: Model) -> None:
 
 def _traced(module: nn.Module, image: tuple[int, int, int]) -> Any:
     """The module as a graph, for any number of images."""
-    shapes = ({0: torch.export.Dim("N", min=1, max=2**20)},)
-    with _quiet(), torch.no_grad():
+    try:
+        # Python runs as it is, so that anybody's network can be followed
+        traced = _exported(module, image, strict=False)
+    except Exception as first:
         try:
-            # not strict: Python runs as it is, so that anybody's network can be followed
-            traced = torch.export.export(module, (torch.zeros(3, *image),), dynamic_shapes=shapes, strict=False)
-        except Exception as error:
-            raise CalgpError(f"This model cannot be exported, since torch cannot trace it: {_first(error)}.") from error
+            traced = _exported(module, image, strict=True)  # Python is read: slower, and cleverer about sizes
+        except Exception:
+            raise CalgpError(f"This model cannot be exported, since torch cannot trace it: {_first(first)}.") from first
     for node in traced.graph.nodes:  # where in the source it came from: most of a small file, and machine paths
         for name in ("stack_trace", "nn_module_stack", "source_fn_stack"):
             node.meta.pop(name, None)
     return traced
+
+
+def _exported(module: nn.Module, image: tuple[int, int, int], *, strict: bool) -> Any:
+    shapes = ({0: torch.export.Dim("N", min=1, max=2**20)},)
+    with _quiet(), torch.no_grad():
+        return torch.export.export(module, (torch.zeros(3, *image),), dynamic_shapes=shapes, strict=strict)
 
 
 Runner = Callable[[Tensor], list[Tensor]]

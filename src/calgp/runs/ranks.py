@@ -48,6 +48,22 @@ def on_first(fabric: Fabric, do: Callable[[], T]) -> T:
     return found if fabric.world_size == 1 else fabric.broadcast(found)  # type: ignore[return-value]
 
 
+class Alone(CalgpError):
+    """What failed on one rank only, which tells it itself."""
+
+    alone = True
+
+
+def alone(fabric: Fabric, items: Iterator[T]) -> Iterator[T]:
+    """The items; what fails in finding them, a picture that cannot be read, is this rank's to tell."""
+    try:
+        yield from items
+    except CalgpError as error:
+        if fabric.world_size == 1:
+            raise
+        raise Alone(f"Rank {fabric.global_rank}: {error}") from error
+
+
 def summed(fabric: Fabric, values: Tensor) -> Tensor:
     """Σ over ranks of a small tensor, which may be written over."""
     if fabric.world_size == 1:

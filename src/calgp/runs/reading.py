@@ -221,7 +221,9 @@ class _Valueless(TorchFunctionMode):
     """On the meta device tensors have shapes and no values: what is asked about values (GPyTorch does) is denied."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return False if func in (Tensor.__bool__, torch.equal) else func(*args, **(kwargs or {}))
+        if func in (Tensor.__bool__, torch.equal) and args[0].is_meta:
+            return False
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -143,6 +143,27 @@ def identity(run: Run) -> dict[str, Any]:
     return data
 
 
+def option_name(flag: str) -> str:
+    """The option that a flag of `calgp train` stands for.
+
+    >>> option_name("lr"), option_name("train-size"), option_name("method.keep")
+    ('learning_rate', 'train_size', 'method.keep')
+    """
+    name = flag.removeprefix("--").replace("-", "_")
+    return {"lr": "learning_rate"}.get(name, name)
+
+
+def assign(options: dict[str, Any], name: str, value: Any) -> None:
+    """Set an option of a run's plain data: learning_rate, or method.depth of a method that may only be named so far."""
+    *path, last = name.split(".")
+    for each in path:
+        if not isinstance(options.get(each), dict):
+            default = {"method": "cnn-gp-sorf", "backbone": "lenet"}.get(each)
+            options[each] = {"name": options.get(each, default)}
+        options = options[each]
+    options[last] = value
+
+
 def from_json(data: dict[str, Any]) -> Run:
     """The run of plain data (a run folder, a TOML file, the command line), checked."""
     if not isinstance(data, dict):

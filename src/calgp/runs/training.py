@@ -5,6 +5,7 @@ import math
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +17,8 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from calgp.data import Images
+from calgp.data.images import unit
+from calgp.data.reading import ANYWHERE, Order
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.nets import Task, standardisers
@@ -23,7 +26,7 @@ from calgp.runs.augmentation import augmented
 from calgp.runs.calibrating import fit_calibrator
 from calgp.runs.evaluation import one_device, score
 from calgp.runs.folder import Card, RunFolder, arithmetic, build, environment, load_state
-from calgp.runs.ranks import connected, gathered, on_first, owned, same_buffers, share, summed
+from calgp.runs.ranks import alone, connected, gathered, on_first, owned, same_buffers, share, summed
 from calgp.runs.run import Run
 from calgp.runs.stopping import EarlyStopping
 from calgp.runs.training_data import TrainingData, class_weights
@@ -75,23 +78,32 @@ def fit(
     steps, undo = run.total_steps(len(images)), _Undo(bound, fabric)
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     scaled = getattr(fabric.strategy.precision, "scaler", None) is not None  # 16-mixed
-    for step in range(first, steps):
-        index = order(len(images), run.batch_size, step, run.seed)
-        mine = share(fabric, index)
-        parts = mine.tensor_split(min(accumulate, len(mine))) if len(mine) else [index[:1]]  # an image that counts 0
+    whole: deque[Tensor] = deque()  # the batches of all ranks, of which this one's share has been asked for
+
+    def shares() -> Iterator[Tensor]:
+        for step in range(first, steps):
+            whole.append(order(len(images), run.batch_size, step, run.seed, images.order))
+            mine = share(fabric, whole[-1])
+            yield mine if len(mine) else whole[-1][:1]  # an image that counts 0
+
+    for step, (mine, x) in enumerate(alone(fabric, images.read(shares())), first):
+        index = whole.popleft()
+        held = len(share(fabric, index))
+        count = min(accumulate, len(mine))
+        parts = list(zip(mine.tensor_split(count), x.tensor_split(count), strict=True))
         rate = run.learning_rate_at(step, steps)
         for group in optimiser.param_groups:
             group["lr"] = rate
         optimiser.zero_grad(set_to_none=True)
         undo.remember()
-        nll, kl, why = _differentiated(bound, images, run, fabric, step, parts, len(mine) and len(index))
+        nll, kl, why = _differentiated(bound, images, run, fabric, step, parts, len(index) if held else 0)
         if why is None:
             why = _failure(bound.model, parameters, nll, kl, nll + run.kl_weight * kl)
         if why is None and run.clip is not None:
             fabric.clip_gradients(bound, optimiser, max_norm=run.clip, error_if_nonfinite=False)
         if why is None or scaled:  # a scaler skips such a step itself, and learns from it to scale less
             optimiser.step()
-        undo.forget(len(mine) / len(index)) if why is None else undo.restore()
+        undo.forget(held / len(index)) if why is None else undo.restore()
         failed = 0 if why is None else failed + 1
         if failed >= min(PATIENCE, -(-steps // 2)):
             rows = ", ".join(map(str, images.rows[index][:ROWS_TOLD].tolist()))
@@ -103,17 +115,24 @@ def fit(
 
 
 def _differentiated(
-    bound: Bound, images: Images, run: Run, fabric: Fabric, step: int, parts: Sequence[Tensor], batch: int
+    bound: Bound,
+    images: Images,
+    run: Run,
+    fabric: Fabric,
+    step: int,
+    parts: Sequence[tuple[Tensor, Tensor]],
+    batch: int,
 ) -> tuple[Tensor, Tensor, str | None]:
     """The two parts of the bound on the batch of all ranks, whose gradients are then in place; or why there are none.
 
     DDP averages the gradients of the ranks: the likelihood term of m_j images of `batch` counts ranks · m_j / batch,
-    the KL term once in all parts together. `batch` is 0 for a rank that has no image of its own.
+    the KL term once in all parts together. `parts` are places among the images, and their bytes; `batch` is 0 for a
+    rank that has no image of its own.
     """
     nll, kl, loss, why = torch.zeros(()), torch.full((), math.nan), None, None
     try:
-        for place, index in enumerate(parts, start=1):
-            x, y = fabric.to_device((images.pixels(index), images.y[index]))
+        for place, (index, pictures) in enumerate(parts, start=1):
+            x, y = fabric.to_device((unit(pictures), images.y[index]))
             rows = images.rows[index].to(x.device)
             x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
             last = place == len(parts)
@@ -184,15 +203,15 @@ class _Undo:
                 buffer.copy_(value.view_as(buffer))
 
 
-def order(n: int, batch_size: int, step: int, seed: int) -> Tensor:
+def order(n: int, batch_size: int, step: int, seed: int, kind: Order = ANYWHERE) -> Tensor:
     """Which images step `step` sees: a new shuffle each epoch, the last batch of an epoch as large as what is left."""
     epoch, batch = divmod(step, -(-n // batch_size))
-    return _shuffle(n, seed, epoch)[batch * batch_size : (batch + 1) * batch_size]
+    return _shuffle(n, seed, epoch, kind)[batch * batch_size : (batch + 1) * batch_size]
 
 
 @functools.lru_cache(maxsize=1)
-def _shuffle(n: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(n, generator=torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63))
+def _shuffle(n: int, seed: int, epoch: int, kind: Order) -> Tensor:
+    return kind.shuffled(n, torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63))
 
 
 def training_noise(run: Run, step: int, rows: Tensor) -> Noise:
@@ -458,7 +477,7 @@ def _normalise(run: Run, model: Model, train: Images) -> None:
     if run.normalise == "standard" and not found:
         raise CalgpError(f"{run.label} has no network to normalise images for; leave --normalise out.")
     for features in found:
-        features.fit(train.x)
+        features.fit(x for _, x in train.read(train.parts(1024)))
 
 
 def _stopping(run: Run, checkpoint: _Checkpoint | None) -> EarlyStopping | None:

@@ -1,0 +1,45 @@
+"""The page of a sweep: one self-contained file with its table, the best setting first."""
+
+from collections.abc import Mapping, Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from .experiment import Table
+
+Metrics = Mapping[str, tuple[float, float | None]]
+
+
+def sweep_page(
+    *,
+    title: str,
+    command: str,
+    best: str | None,
+    rows: Sequence[tuple[str, str, Metrics, Metrics]],
+    failures: Sequence[str],
+) -> str:
+    """The whole page as HTML; of each row: the setting, its seeds, the scores on the hold-out, those on test images."""
+    inside = list(dict.fromkeys(name for row in rows for name in row[2]))
+    test = list(dict.fromkeys(name for row in rows for name in row[3]))
+    table = Table(
+        "Mean over seeds; below it ± its standard error. The lowest MNLL of the hold-out first; settings whose runs "
+        "are not all done come last.",
+        ("setting", "seeds"),
+        [f"hold-out {name.upper()}" for name in inside] + [f"test {name.upper()}" for name in test],
+        [
+            ((setting, seeds), [_cell(found, name) for found, names in ((held, inside), (own, test)) for name in names])
+            for setting, seeds, held, own in rows
+        ],
+    )
+    environment = Environment(
+        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    shown = {"title": title, "command": command, "best": best, "sweep": table, "failures": failures}
+    return environment.get_template("sweep.html").render(shown)
+
+
+def _cell(found: Metrics, name: str) -> tuple[str, str]:
+    if name not in found:
+        return "not run", ""
+    value, error = found[name]
+    return f"{value:.4f}", "" if error is None else f"± {error:.4f}"

@@ -1,0 +1,94 @@
+"""Requests that nobody would think of: as the OpenAPI document allows and forbids them, and bodies broken at random."""
+
+import base64
+import io
+
+import hypothesis
+import numpy as np
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from calgp.runs import shipped_run
+from calgp.serve import Limits, create_app
+
+from .conftest import RAW, png
+
+SECONDS = 10.0  # no answer may take longer; the server itself gives up before
+QUICK = {"deadline": None, "derandomize": True, "database": None}
+APP = create_app(shipped_run(), hosts=None, limits=Limits(samples=3, images=4, seconds=SECONDS / 2))
+schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
+
+
+seen: set[tuple[str, int]] = set()
+
+
+@schema.parametrize()
+@settings(
+    max_examples=12, suppress_health_check=list(HealthCheck), phases=[hypothesis.Phase.generate], **QUICK
+)  # fmt: skip
+def test_every_answer_is_as_the_document_says(case):
+    response = case.call()
+    assert response.elapsed < SECONDS
+    seen.add((case.operation.path, response.status_code))
+    checks = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
+    case.validate_response(response, checks=checks)
+
+
+def test_both_good_and_bad_requests_were_among_them():
+    for path in ("/v1/predict", "/v1/predict/stream"):
+        assert {(path, 200), (path, 422)} <= seen, seen
+    assert {path for path, status in seen if status == 200} == set(APP.openapi()["paths"])
+
+
+def picture(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.arange(144, dtype=np.uint8).reshape(12, 12)).save(file, kind)
+    return file.getvalue()
+
+
+PICTURES = [picture(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF")]
+BOUNDARY = b"frontier"
+FORM = b'--frontier\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n%s\r\n--frontier--\r\n'
+BODIES = [
+    *((content, "image/png") for content in PICTURES),
+    *((FORM % content, "multipart/form-data; boundary=frontier") for content in PICTURES[:3]),
+    *((b'{"images":[{"base64":"%s"}]}' % base64.b64encode(each), "application/json") for each in PICTURES[:3]),
+    (b'{"images":[{"grey":[[1,2],[3,4]]},{"rgb":[[[1,2,3]]]}]}', "application/json"),
+]
+
+
+@st.composite
+def broken(draw) -> tuple[bytes, str]:
+    """A good body with some bytes changed, cut out, doubled or put in."""
+    content, kind = draw(st.sampled_from(BODIES))
+    found = bytearray(content)
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.integers(0, len(found)))
+        length = draw(st.integers(0, 12))
+        part = draw(st.one_of(st.binary(max_size=12), st.just(bytes(found[place : place + length]) * 2), st.just(b"")))
+        found[place : place + length] = part
+    return bytes(found), draw(
+        st.sampled_from([kind, kind, kind, "application/json", "image/png", "multipart/form-data"])
+    )
+
+
+@given(broken(), st.sampled_from(["", "/stream"]))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], **QUICK)
+def test_broken_bodies_are_answered_in_time_and_never_break_the_server(client, body, path):
+    content, kind = body
+    response = client.post(f"/v1/predict{path}?samples=1", content=content, headers={"content-type": kind})
+    assert response.status_code in (200, 413, 415, 422), response.text
+    assert response.elapsed.total_seconds() < SECONDS
+
+
+def test_the_server_lives_on(client, digits):
+    response = client.post("/v1/predict?samples=1", content=png(digits[0]), headers=RAW)
+    assert response.status_code == 200
