@@ -451,7 +451,7 @@ def test_decide_evaluate_predict_report(run_cli, copied):
     assert row["abstains"] in (True, False) and set(row["set"]) <= set(row["probabilities"]) and row["set"]
     assert first_row("out.csv")["set"] == "; ".join(row["set"])
     output = run_cli("predict", "copy", "digit.png", "-S", "4")[1]
-    assert "abstains" in output and "; ".join(row["set"]) in output
+    assert "abstains" in output and all(each in output for each in row["set"])  # folded into a narrow column
     assert run_cli("report", "copy", "--out", "report.html")[0] == 0
     assert "calgp decide copy --error 0.9 --empirical" in Path("report.html").read_text()
 

@@ -139,7 +139,7 @@ def test_kept_results_with_other_samples_do_not_count(tmp_path):
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
-    failing = dataclasses.replace(RUN, learning_rate=1e30, steps=5)
+    failing = dataclasses.replace(RUN, learning_rate=9e11, optimiser="sgd", kl_weight=9e11, steps=8)
     cells = [CELL, dataclasses.replace(CELL, method="failing", runs=(failing,))]
     failures = run_missing(cells, Where(tmp_path / "runs"))
     assert list(failures) == [reproduce.key(failing)]

@@ -166,14 +166,15 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_stops_no_other_and_cannot_be_the_best(tmp_path):
-    sweep = Sweep(TINY | {"steps": 5}, {"learning_rate": (1e30, 1e-2)}, samples=2)
+    options = TINY | {"steps": 8, "optimiser": "sgd", "learning_rate": 1e-2}
+    sweep = Sweep(options, {"kl_weight": (9e11, 1.0)}, samples=2)
     failures = run_sweep(sweep, tmp_path)
     assert list(failures) == [sweep.jobs_by_setting()[0][1][0].key]
     good, bad = found_by(sweep, tmp_path)
-    assert (good.setting["learning_rate"], len(good.seeds)) == (1e-2, 1)
+    assert (good.setting["kl_weight"], len(good.seeds)) == (1.0, 1)
     assert (bad.seeds, bad.held_out) == ((), {})
     told = write_sweep(sweep, [good, bad], tmp_path, command="calgp sweep", failures=failures)
-    assert "--lr 0.01" in told["best"] and "Training failed" in (tmp_path / "report.html").read_text()
+    assert "kl_weight" not in told["best"] and "Training failed" in (tmp_path / "report.html").read_text()
 
 
 def test_parts_make_the_whole_and_the_last_writes_the_table(tmp_path, monkeypatch):

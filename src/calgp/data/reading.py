@@ -148,10 +148,11 @@ _pictures: Any = None  # of a process that reads ahead
 
 
 def _begin(x: Any) -> None:
-    """Ctrl-C is for the process that trains, whose end is also the end of those that read for it."""
+    """Ctrl-C and SIGTERM are for the process that trains, whose end is also the end of those that read for it."""
     global _pictures
     _pictures = x
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
