@@ -7,10 +7,10 @@ STAMP  := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 
 .DEFAULT_GOAL := help
-.PHONY: $(shell sed -nE 's/^([a-z]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (about a minute; a few seconds when nothing changed) ..."
@@ -33,6 +33,9 @@ docs: $(STAMP)  ## build the documentation site into site/, with no warnings
 
 kill: $(STAMP)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends
 	@$(BIN)/python tests/kills.py --kills 200 --operations 12 --command-lines 4
+
+kill-ranks: $(STAMP)  ## kill one of two ranks of a training 20 times, let torch's elastic agent restart it, compare the ends
+	@$(BIN)/python tests/ranks.py kill --kills 20
 
 load: $(STAMP)  ## measure the server under load on loopback (about five minutes)
 	@$(BIN)/python -m bench.serve

@@ -215,7 +215,9 @@ def data_readers(folder: Path) -> list[Reader]:
     from calgp.data.fetch import Published, Remote, _unpacked
     from calgp.data.formats import read_cifar_binary, read_cifar_names, read_cifar_pickle, read_idx
     from calgp.data.formats import read_lines as read_names
+    from calgp.data.shards import Members, scan
     from calgp.data.sources import SOURCES
+    from calgp.data.streaming import Names
 
     file = folder / "file"
     chance = np.random.default_rng(0)
@@ -231,6 +233,12 @@ def data_readers(folder: Path) -> list[Reader]:
             return read(file)
 
         return reading
+
+    def read_shard(path: Path) -> object:
+        index = scan(path)
+        places, names = np.zeros(1, np.int64), Names(index.joined, index.ends)
+        members = Members(names, index.lengths, (path,), places, index.offsets, torch.from_numpy(index.labels))
+        return [read_picture(members.open(i), name=names[i], size=8, colour="rgb") for i in range(len(names))]
 
     mnist = folder / "sets" / "MNIST" / "raw"
     mnist.mkdir(parents=True)
@@ -287,6 +295,7 @@ def data_readers(folder: Path) -> list[Reader]:
             for form in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")
         ),
         Reader("tar.gz", archives(), unpack, mutate_packed, 2),
+        Reader("shard", shards(), on_file(lambda path: read_shard(path)), mutate_bytes, 2),
     ]
 
 
@@ -322,6 +331,22 @@ def archives() -> list[bytes]:
             link = tarfile.TarInfo("set/link")
             link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
             tar.addfile(link)
+        files.append(file.getvalue())
+    return files
+
+
+def shards() -> list[bytes]:
+    files = []
+    for kind in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=kind) as tar:
+            name = "b" * (40 if kind == tarfile.USTAR_FORMAT else 120)
+            picture = pictures("PNG")[0]
+            members = {"a.png": picture, "a.cls": b"1", f"{name}.json": b'{"label": 0}', f"{name}.png": picture}
+            for member, content in members.items():
+                info = tarfile.TarInfo(member)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
         files.append(file.getvalue())
     return files
 

@@ -73,8 +73,7 @@ def choose(work: Path) -> None:
         except RuntimeError as error:
             print(f"{name} at {rate} failed: {error}", flush=True)
             return
-        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        found.setdefault(name, {})[rate] = [line for line in lines if line["kind"] == "holdout"][-1]["mnll"]
+        found.setdefault(name, {})[rate] = [line for line in lines(folder) if line["kind"] == "holdout"][-1]["mnll"]
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(found, indent=1) + "\n")
         print(name, rate, found[name][rate], flush=True)
@@ -99,10 +98,14 @@ def run(work: Path) -> None:
         if (kept / "times.json").is_file():
             return
         folder = work / key
-        shutil.rmtree(folder, ignore_errors=True)
         given = arguments(name, size, seed, METHODS[name][2], STEPS[size])
+        begun = (folder / "run.json").is_file() and not (folder / "model.safetensors").is_file()
         try:
-            trained = calgp("train", *given, "--out", str(folder))
+            if begun:
+                calgp("train", "--resume", str(folder), "--threads", "1")
+            elif not (folder / "model.safetensors").is_file():
+                calgp("train", *given, "--out", str(folder))
+            trained = sum(each["seconds"] for each in lines(folder) if each["kind"] == "train")
             predicted = calgp("evaluate", str(folder), "--threads", "1")
         except RuntimeError as error:
             print(f"{key} failed: {error}", flush=True)
@@ -117,6 +120,10 @@ def run(work: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, jobs))
     print(f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.0f} s of processor time")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def parameters(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """The command line: flags in, tables and files out. Each command hands over to a room at once."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,9 @@ DataOption = Annotated[
     Path | None, typer.Option("--data", help="Where image sets lie; else $CALGP_DATA, else the user's cache.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
+DevicesOption = Annotated[
+    int, typer.Option("--devices", help="So many processes of this machine, one a device; see docs/scaling.md.")
+]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores unless given.")]
 SamplesOption = Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks to average over.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
@@ -51,6 +55,8 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
+        if not (_speaks() or error.alone):
+            sys.exit(1)
         err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
@@ -79,7 +85,13 @@ def calgp(
 
 @app.command()
 def train(
-    source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="An image set (see `calgp sources`), folder:PATH, or, to leave images on the disk, stream:PATH or "
+            "shards:PATH."
+        ),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="lenet, lenet-cifar, lenet-3, resnet, or your own (calgp --network).")
@@ -91,9 +103,10 @@ def train(
     colour: Annotated[str | None, typer.Option(help="Convert images: grey or rgb.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step, of all processes together.")] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr", help="Of Adam.")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
+    clip: Annotated[float | None, typer.Option(help="The largest norm of a gradient; none unless given.")] = None,
     patience: Annotated[
         int | None, typer.Option(help="Stop after so many epochs without a better hold-out; keep the best.")
     ] = None,
@@ -113,18 +126,29 @@ def train(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of options; flags go before it.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.")] = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="If --out holds this run: go on with it, or leave it if it is done.")
+    ] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Write event files for TensorBoard here, too.")] = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
     precision: Annotated[
         str | None, typer.Option(help="32-true (unless given), bf16-mixed, 16-mixed, 64-true …")
     ] = None,
+    devices: DevicesOption = 1,
+    accumulate: Annotated[int, typer.Option(help="Parts of a batch, one after the other, to need less memory.")] = 1,
     threads: ThreadsOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that read stream: and shards: ahead; else $CALGP_WORKERS, else 2."),
+    ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
 
     So it does after a crash, from the last checkpoint: the result is the same to the bit (docs/reliability.md).
+
+    Several processes train one run with --devices 2, or under torchrun, on one machine or many (docs/scaling.md).
 
     Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
     """
@@ -137,7 +161,8 @@ def train(
         "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
         "size": size, "colour": colour, "epochs": epochs, "steps": steps, "batch_size": batch_size,
         "learning_rate": learning_rate, "schedule": schedule, "seed": seed, "patience": patience, "crop": crop,
-        "class_weights": class_weights and _weights(class_weights), "augment": augment and augment.split(","),
+        "clip": clip, "class_weights": class_weights and _weights(class_weights),
+        "augment": augment and augment.split(","),
         "normalise": normalise,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
@@ -150,23 +175,36 @@ def train(
     begun_in = card.environment.get("precision", "32-true") if card else "32-true"
     if not 0 <= checkpoint_seconds < float("inf"):
         raise CalgpError(f"checkpoint_seconds={checkpoint_seconds} cannot be; it is a number of seconds, such as 60.")
-    target = runs.RunFolder(resume or folder or _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}"))
-    fabric = _fabric(device, precision or begun_in, threads)
-    images = runs.TrainingData.of(run, data)
+    go_on = go_on or (runs.restarted() and resume is None)
+    if go_on and folder is None:
+        raise CalgpError("--continue, or torchrun's restart, needs the folder that the run was begun in: give --out.")
+    _positive("devices", devices)
+    fabric = _fabric(device, precision or begun_in, threads, devices)
+    target = runs.RunFolder(resume or folder or runs.on_first(
+        fabric, lambda: _free(Path("runs") / f"{run.label}-{run.source}-seed{run.seed}")
+    ))  # fmt: skip
+    go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
+    goes_on, done = runs.on_first(fabric, lambda: _goes_on(run, target) if go_on else (resume is not None, False))
+    if done:
+        return out.print(f"{target.path} is finished.", soft_wrap=True) if _speaks() else None
+    images = runs.together(fabric, lambda: runs.TrainingData.of(run, data, workers=workers))
     with contextlib.ExitStack() as stack:
-        watches = [stack.enter_context(show.training_bar(f"Training {run.label} on {run.source}"))]
-        if tensorboard is not None:
-            watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=resume is not None)))
+        watches = []
+        if _speaks():
+            watches.append(stack.enter_context(show.training_bar(f"Training {run.label} on {run.source}")))
+        if _speaks() and tensorboard is not None:
+            watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=goes_on)))
 
         def watch(step: runs.Step) -> None:
             for each in watches:
                 each(step)
 
         runs.train(
-            run, target, fabric, data=images, resume=resume is not None, checkpoint_seconds=checkpoint_seconds,
-            watch=watch,
+            run, target, fabric, data=images, resume=goes_on, checkpoint_seconds=checkpoint_seconds,
+            accumulate=accumulate, watch=watch,
         )  # fmt: skip
-    out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+    if _speaks():
+        out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
 
 
 @app.command()
@@ -184,6 +222,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
     data: DataOption = None,
     device: DeviceOption = "auto",
+    devices: DevicesOption = 1,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -200,21 +239,26 @@ def evaluate(
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
+    import contextlib
+
     from calgp import runs, show
     from calgp.data import Corruption
 
     _check_sampling(samples, seed)
     corruptions = [None] if corrupt is None else Corruption.parse(corrupt, seed=corrupt_seed)
-    folder = _writable(_folder(run))
-    fabric = _fabric(device, "32-true", threads)
+    _positive("devices", devices)
+    fabric = _fabric(device, "32-true", threads, devices)
+    folder = runs.on_first(fabric, lambda: _writable(_folder(run)))
     found = []
     for corruption in corruptions:
         under = "" if corruption is None else f" under {corruption.label}"
-        with show.bar(f"Predicting{under}, {samples} samples") as advance:
+        with show.bar(f"Predicting{under}, {samples} samples") if _speaks() else contextlib.nullcontext() as advance:
             found.append(runs.evaluate(
                 folder, fabric, source=source, directory=data, samples=samples, seed=seed, convert=convert,
-                calibrated=not uncalibrated, corruption=corruption, watch=advance,
+                calibrated=not uncalibrated, corruption=corruption, watch=advance or (lambda done, total: None),
             ).summary)  # fmt: skip
+    if not _speaks():
+        return
     _warn_of_decisions(folder, samples, uncalibrated)
     if as_json:
         return print(json.dumps(found if len(found) > 1 else found[0]))
@@ -230,6 +274,7 @@ def predict(
     samples: SamplesOption = 50,
     seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
     device: DeviceOption = "auto",
+    devices: DevicesOption = 1,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -245,10 +290,13 @@ def predict(
 
     _check_sampling(samples, seed)
     folder = _folder(run)
-    fabric = _fabric(device, "32-true", threads)
+    _positive("devices", devices)
+    fabric = _fabric(device, "32-true", threads, devices)
     names, predicted, decided = runs.decide_files(
         folder, images, fabric, samples=samples, seed=seed, calibrated=not uncalibrated
     )
+    if not _speaks():
+        return
     _warn_of_decisions(folder, samples, uncalibrated)
     rows = show.prediction_rows(names, predicted, folder.card().classes, decided)
     if csv is not None:
@@ -738,10 +786,32 @@ def sources(
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
-    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and folder:PATH for your own.")
+    own = "folder:PATH, stream:PATH or shards:PATH for your own"
+    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and {own}.")
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)
+
+
+@app.command()
+def shard(
+    folder: Annotated[Path, typer.Argument(help="Pictures: FOLDER/class/…, or below FOLDER/train and FOLDER/test.")],
+    target: Annotated[Path, typer.Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
+    images_per_shard: Annotated[int, typer.Option(help="How many images a tar file holds.")] = 10_000,
+) -> None:
+    """Write a folder of images into tar shards, as WebDataset reads them, to train on with --source shards:DIR.
+
+    The files go in as they are, shuffled once and always alike: the same folder makes the same bytes.
+
+    Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
+    """
+    from calgp import show
+    from calgp.data.shards import write_shards
+
+    with show.bar(f"Writing {target}") as advance:
+        written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
+    counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
+    out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)
 
 
 @app.command()
@@ -785,22 +855,39 @@ def demo(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _fabric(device: str, precision: str, threads: int | None) -> Any:
-    """Where it runs: the device and the floating type are Fabric's business."""
+def _speaks() -> bool:
+    """Whether this process tells the user: of several that do one thing together, the first."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
+
+
+def _goes_on(run: Any, folder: Any) -> tuple[bool, bool]:
+    """Whether a folder holds something of this run to go on with, and whether all of it."""
+    if not (folder.path / "run.json").is_file():
+        return False, False
+    if folder.card().run != run:
+        raise CalgpError(f"{folder.path} holds another run than this one; choose another --out.")
+    return True, folder.finished and not folder.interrupted
+
+
+def _fabric(device: str, precision: str, threads: int | None, processes: int | None = None) -> Any:
+    """Where it runs: the device and the floating type are Fabric's business. `processes`: those that it may take."""
     import logging
     import warnings
 
     import torch
 
     from calgp.runs import keep_freed_memory, open_device
+    from calgp.runs.devices import ranks
 
+    if processes is None and ranks() > 1:
+        raise CalgpError("Only train, evaluate and predict can share their work; start this command without torchrun.")
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
     keep_freed_memory()
     if threads is not None:
         _positive("threads", threads)
         torch.set_num_threads(threads)
-    return open_device(device, precision)
+    return open_device(device, precision, processes=processes or 1)
 
 
 def _know_network(text: str) -> None:

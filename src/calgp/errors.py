@@ -11,6 +11,8 @@ class CalgpError(Exception):
     sentence and exits with status 1.
     """
 
+    alone = False  # whether only one of several processes has met it, so that the first cannot tell of it
+
 
 def brief(value: Any) -> str:
     """A value for a message, however large or deep it is.

@@ -24,7 +24,7 @@ from calgp.gp import Bound, Latent, Mixture, Noise, Predictive, predict
 from calgp.gp.inference import _Moments
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import RunFolder, calibrate, export, export_model, predict_files
+from calgp.runs import RunFolder, calibrate, decide, export, export_model, predict_files
 
 module = sys.modules["calgp.runs.export"]
 LENET = LeNet(channels=(4, 4), hidden=(8,))
@@ -230,8 +230,8 @@ def calibrated(trained, fabric, tmp_path_factory):
 
     folder = RunFolder(tmp_path_factory.mktemp("export") / "run")
     shutil.copytree(trained.path, folder.path)
-    calibrate(folder, fabric, calibrator="vector", samples=4)
-    (folder.path / "decisions.json").write_text('{"threshold": 0.3}')
+    calibrate(folder, fabric, calibrator="vector", samples=4, share=0.5)
+    decide(folder, fabric, samples=4, coverage=0.5)
     before, config.jaxtyping_disable = config.jaxtyping_disable, True
     try:
         return folder, export(folder, samples=SAMPLES, seed=SEED)
@@ -247,7 +247,7 @@ def test_the_file_tells_what_it_is(calibrated):
     assert about == done.metadata
     assert about["classes"] == list(folder.card().classes)
     assert about["input"]["shape"] == ["N", 1, 28, 28]
-    assert (about["samples"], about["seed"], about["decisions"]) == (SAMPLES, SEED, {"threshold": 0.3})
+    assert (about["samples"], about["seed"], about["decisions"]) == (SAMPLES, SEED, folder.decisions())
     assert about["calibrator"]["calibrator"] == "vector"
     assert list(about["outputs"]) == list(NAMES)
 

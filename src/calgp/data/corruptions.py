@@ -13,6 +13,7 @@ from PIL import Image, ImageFilter
 from calgp.errors import CalgpError
 
 from .images import Images
+from .reading import IN_MEMORY
 
 GREY = 128
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -72,15 +73,16 @@ def corrupted(images: Images, kind: str, severity: int, *, seed: int) -> Images:
     """The same images, each made worse; what is random is drawn from (seed, kind, row) of the image.
 
     So an image is corrupted in the same way in whatever order, subset or batch it comes; and its severities share their
-    draws: the same noise, only stronger, the same sense of rotation, a larger square around the smaller one.
+    draws: the same noise, only stronger, the same sense of rotation, a larger square around the smaller one. The
+    result is in memory, even where the images are in their files.
     """
     Corruption(kind, severity, seed)
     number, strength = CORRUPTIONS.index(kind), STRENGTHS[kind][severity - 1]
-    before = images.x.numpy()
-    after = np.empty(before.shape, np.uint8)
+    before = (picture for _, x in images.read(images.parts(100)) for picture in x.numpy())
+    after = np.empty(images.x.shape, np.uint8)
     for place, row in enumerate(images.rows.tolist()):  # one at a time: no more memory than for the result
-        after[place] = _MAKE[kind](before[place], strength, np.random.default_rng([seed, number, row]))
-    return replace(images, x=torch.from_numpy(after))
+        after[place] = _MAKE[kind](next(before), strength, np.random.default_rng([seed, number, row]))
+    return replace(images, x=torch.from_numpy(after), reading=IN_MEMORY)
 
 
 def _noise(x: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:

@@ -46,13 +46,13 @@ def read_picture(file: Path | IO[bytes], *, name: str, size: Size | None, colour
             ) from error
 
 
-def survey(path: Path) -> tuple[bool, tuple[int, int]] | None:
+def survey(file: Path | IO[bytes]) -> tuple[bool, tuple[int, int]] | None:
     """(is grey, (width, height)) from the header alone; None where it cannot be read, which decoding will report."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            _check_file(path)
-            with Image.open(path, formats=_formats()) as picture:
+            _check_file(file)
+            with Image.open(file, formats=_formats()) as picture:
                 _check_pixels(picture)
                 width, height = picture.size
                 rotated = picture.getexif().get(_ORIENTATION) in _ROTATED

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from calgp.errors import CalgpError
 
-from .decode import SUFFIXES, read_picture, survey
+from .decode import SUFFIXES, read_picture
 from .images import Colour, Images, check_form, stratified
 from .source import Source, Split
+from .streaming import Files, Growing, settled, sized, streamed, unreadable
 
 TEST_SHARE = 0.2
 _SPLIT_SEED = 0
-_SHOWN = 10
-
-
-class _File(NamedTuple):
-    path: Path
-    label: int
+_REMEDY = "Repair or remove them, or skip them (skip_unreadable=True)."
 
 
 @dataclass(frozen=True)
@@ -34,11 +31,15 @@ class Folder(Source):
     Without `train` and `test`, a fixed random choice of 20 % of each class is the test part. `size` stretches every
     picture to a square; without it all must have one size. `colour` is grey where every picture is, unless given.
     Hidden files are left out; files that cannot be read are an error that names them, unless they may be skipped.
+
+    With `workers` the pictures stay in their files, and so many processes decode them ahead of their use: the same
+    pictures in the same order, in memory that does not grow with them. None can be skipped then.
     """
 
     path: Path
     colour: Colour | None = None
     skip_unreadable: bool = False
+    workers: int | None = None
     name: str = field(init=False, default="folder")
     description: str = field(init=False, default="your own pictures: PATH/class/*.png, or PATH/train/… and PATH/test/…")
     classes: int | None = field(init=False, default=None)
@@ -52,20 +53,25 @@ class Folder(Source):
     def load(self, split: Split, directory: Path | None = None) -> Images:
         """The pictures of "train" or "test"; `rows` count the files of the listing that they were found in."""
         self.check_split(split)
+        parts = self.parts()
+        if split not in parts:
+            raise CalgpError(f"{self.path} has no folder {split!r}, only {next(iter(parts))!r}; add {split}/class/….")
+        return self._read(*parts[split], list(dict.fromkeys(listing for listing, _ in parts.values())))
+
+    def parts(self) -> dict[Split, tuple[Listing, Tensor]]:
+        """The files of each part, and their rows."""
         if not self._has_parts():
             listing = Listing.of(self.path)
-            return self._read(listing, listing.part(split), [listing])
-        listings = self._part_listings()
-        if split not in listings:
-            raise CalgpError(
-                f"{self.path} has no folder {split!r}, only {next(iter(listings))!r}; add {split}/class/…."
-            )
-        return self._read(listings[split], range(len(listings[split].files)), list(listings.values()))
+            return {split: (listing, listing.part(split)) for split in self.splits}
+        there: list[Split] = [split for split in self.splits if (self.path / split).is_dir()]
+        first = Listing.of(self.path / there[0])
+        listings = [Listing.of(self.path / part, first.classes) for part in there]
+        return {part: (each, torch.arange(len(each.names))) for part, each in zip(there, listings, strict=True)}
 
     def whole(self) -> Images:
         """Every picture of a folder of classes, not split."""
         listing = Listing.of(self.path)
-        return self._read(listing, range(len(listing.files)), [listing])
+        return self._read(listing, torch.arange(len(listing.names)), [listing])
 
     def is_here(self, directory: Path | None = None) -> bool:
         return self.path.is_dir()
@@ -75,73 +81,82 @@ class Folder(Source):
         names = {folder.name for folder in subfolders(self.path)}
         return bool(names) and (names >= {"train", "test"} or names <= {"train", "test"})
 
-    def _part_listings(self) -> dict[str, Listing]:
-        parts = [part for part in ("train", "test") if (self.path / part).is_dir()]
-        first = Listing.of(self.path / parts[0])
-        return {part: Listing.of(self.path / part, first.classes) for part in parts}
-
-    def _read(self, listing: Listing, rows: Sequence[int], everything: list[Listing]) -> Images:
+    def _read(self, listing: Listing, rows: Tensor, everything: list[Listing]) -> Images:
         """Size and colour are settled over the whole folder, so that its parts fit together."""
-        size, colour = self.size, self.colour
-        if size is None or colour is None:
-            headers = [(file, header) for part in everything for file in part.files if (header := survey(file.path))]
-            if size is None:
-                _check_one_size([(file.path, shape) for file, (_, shape) in headers])
-            if colour is None:
-                colour = "grey" if all(grey for _, (grey, _) in headers) else "rgb"
-        return listing.read(rows, size=size, colour=colour, skip_unreadable=self.skip_unreadable)
+        form, colour = settled(everything, self.size, self.colour)
+        if self.workers is None or form is None:
+            return listing.read(rows, size=self.size, colour=colour, skip_unreadable=self.skip_unreadable)
+        return streamed(
+            listing, listing.labels, rows, listing.classes, form=form, size=self.size, colour=colour,
+            workers=self.workers,
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Listing:
+@dataclass(frozen=True, eq=False)
+class Listing(Files):
     """The picture files of a folder with their labels, in the order of their names, found but not yet opened."""
 
     root: Path
     classes: tuple[str, ...]
-    files: tuple[_File, ...]
+    labels: Tensor
 
     @classmethod
     def of(cls, root: Path, classes: tuple[str, ...] | None = None) -> Listing:
         """What stands in `root/class/**`; `classes` fixes the labels where another part has given them."""
         found = tuple(folder.name for folder in subfolders(root))
-        names = found if classes is None else classes
-        if strange := sorted(set(found) - set(names)):
+        expected = found if classes is None else classes
+        if strange := sorted(set(found) - set(expected)):
             raise CalgpError(f"{root} has the class {strange[0]!r}, which the train folder has not; add it there.")
-        files = [_File(path, q) for q, name in enumerate(names) if name in found for path in _pictures(root / name)]
-        _check_listing(root, names, files)
-        return cls(root, names, tuple(files))
+        labels = Growing()
 
-    def part(self, split: Split) -> list[int]:
+        def files() -> Iterator[tuple[str, int]]:
+            for label, name in enumerate(expected):
+                for file in _pictures(root, name) if name in found else ():
+                    labels.append(label)
+                    yield file
+
+        names, lengths = sized(files())
+        _check_listing(root, expected, len(names))
+        return cls(names, lengths, root, expected, torch.from_numpy(labels.array()))
+
+    @property
+    def where(self) -> str:
+        return str(self.root)
+
+    def open(self, place: int) -> Path:
+        return self.root / self.names[place]
+
+    def part(self, split: Split) -> Tensor:
         """The rows of a folder without parts that belong to `split`."""
-        y = torch.tensor([file.label for file in self.files])
-        counts = torch.bincount(y, minlength=len(self.classes))
-        if counts.min() < 2:
-            few = int(counts.argmin())
-            raise CalgpError(
-                f"{self.root / self.classes[few]} has {int(counts[few])} pictures, too few for two parts; "
-                f"add some, or make {self.root}/train and {self.root}/test yourself."
-            )
-        held = stratified(y, len(self.classes), TEST_SHARE, _SPLIT_SEED)
-        return (held if split == "test" else ~held).nonzero().squeeze(1).tolist()
+        return divided(self.labels, self.classes, split, f"{self.root}/")
 
-    def read(self, rows: Sequence[int], *, size: int | None, colour: Colour, skip_unreadable: bool) -> Images:
+    def read(self, rows: Tensor, *, size: int | None, colour: Colour, skip_unreadable: bool) -> Images:
         """Decode the files at `rows`. What cannot be read is skipped, or named in one error after all were tried."""
         arrays: dict[int, np.ndarray] = {}
         bad: list[str] = []
-        for row in rows:
-            path = self.files[row].path
+        for row in rows.tolist():
             try:
-                name = path.relative_to(self.root).as_posix()
-                arrays[row] = read_picture(path, name=name, size=size, colour=colour)
+                arrays[row] = read_picture(self.open(row), name=self.names[row], size=size, colour=colour)
             except CalgpError as error:
                 bad.append(str(error))
         if bad and (not skip_unreadable or not arrays):
-            raise CalgpError(_unreadable(self.root, bad))
-        names = tuple(self.files[row].path.relative_to(self.root).as_posix() for row in arrays)
-        y = torch.tensor([self.files[row].label for row in arrays])
-        return Images(
-            torch.from_numpy(np.stack(list(arrays.values()))), y, self.classes, torch.tensor([*arrays]), names
+            raise CalgpError(unreadable(self.where, bad, _REMEDY))
+        rows = torch.tensor([*arrays])
+        names = tuple(self.names[row] for row in arrays)
+        return Images(torch.from_numpy(np.stack(list(arrays.values()))), self.labels[rows], self.classes, rows, names)
+
+
+def divided(y: Tensor, classes: tuple[str, ...], split: Split, where: str) -> Tensor:
+    """The rows of `split` in a set without parts: a fixed random choice of each class is the test part."""
+    counts = torch.bincount(y, minlength=len(classes))
+    if counts.min() < 2:
+        few = int(counts.argmin())
+        raise CalgpError(
+            f"{where}{classes[few]} has {int(counts[few])} pictures, too few for two parts; "
+            f"add some, or make {where}train and {where}test yourself."
         )
+    held = stratified(y, len(classes), TEST_SHARE, _SPLIT_SEED)
+    return (held if split == "test" else ~held).nonzero().squeeze(1)
 
 
 def subfolders(path: Path) -> list[Path]:
@@ -155,36 +170,43 @@ def subfolders(path: Path) -> list[Path]:
         raise CalgpError(f"The picture folder {path} cannot be read ({error.strerror}); change its rights.") from error
 
 
-def _pictures(folder: Path) -> list[Path]:
-    """The visible picture files in `folder` and below, by name; links to folders are not followed, pipes not opened."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place, name) for name in files if not name.startswith(".")]
-    return sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file())
+def _pictures(root: Path, folder: str) -> Iterator[tuple[str, int]]:
+    """The visible picture files in `root/folder` and below, by name, as seen from `root`, and their lengths.
+
+    Links to folders are not followed, pipes not opened. The names of one folder at a time are in memory.
+    """
+    left = [f"{folder}/"]
+    while left:
+        name = left.pop()
+        if name.endswith("/"):
+            left += sorted(_entries(root, name), key=lambda entry: entry.rstrip("/"), reverse=True)
+            continue
+        try:
+            found = os.stat(root / name)
+        except OSError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            yield name, found.st_size
 
 
-def _check_listing(root: Path, classes: tuple[str, ...], files: list[_File]) -> None:
+def _entries(root: Path, folder: str) -> Iterator[str]:
+    """Visible folders, with a stroke behind their names, and files named as pictures."""
+    try:
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield f"{folder}{entry.name}/"
+                elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+                    yield folder + entry.name
+    except OSError:
+        return
+
+
+def _check_listing(root: Path, classes: tuple[str, ...], files: int) -> None:
     if len(classes) < 2:
         what = f"only {classes[0]!r}" if classes else "none"
         raise CalgpError(f"{root} needs a folder for each of at least two classes; it has {what}.")
     if not files:
         raise CalgpError(f"The class folders in {root} hold no pictures ({' '.join(sorted(SUFFIXES))}); add some.")
-
-
-def _check_one_size(shapes: list[tuple[Path, tuple[int, int]]]) -> None:
-    for path, shape in shapes:
-        first, expected = shapes[0]
-        if shape != expected:
-            raise CalgpError(
-                f"Pictures differ in size: {first} is {expected[0]}×{expected[1]}, {path} is {shape[0]}×{shape[1]}; "
-                f"pass --size (size=…) to bring all to one."
-            )
-
-
-def _unreadable(root: Path, bad: list[str]) -> str:
-    more = f", and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-    return (
-        f"{len(bad)} of the pictures in {root} cannot be read: {'; '.join(bad[:_SHOWN])}{more}. "
-        f"Repair or remove them, or skip them (skip_unreadable=True)."
-    )

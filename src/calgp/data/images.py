@@ -1,8 +1,9 @@
-"""Labelled pictures in memory, and the parts of them that training and evaluation use."""
+"""Labelled pictures, and the parts of them that training and evaluation use."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 
+from .reading import ANYWHERE, IN_MEMORY, Index, Order, Reading
+
 Colour = Literal["grey", "rgb"]
+_COLOURS = get_args(Colour)
 LARGEST = 4096  # pixels a side, for what is resized
 
 
@@ -22,13 +26,18 @@ class Images:
 
     `rows` is each picture's index in the data set that it came from. It keys the random masks, so it stays with the
     picture through subsets, splits and shuffles. `names` are file names, where there were files.
+
+    `x` is a tensor, or stands for one while its pictures stay in their files (`Streamed`): `read` comes by them in
+    either case, and `order` is the order in which they are trained on.
     """
 
     x: Tensor
     y: Tensor
     classes: tuple[str, ...]
     rows: Tensor
-    names: tuple[str, ...] | None = None
+    names: Sequence[str] | None = None
+    order: Order = ANYWHERE
+    reading: Reading = IN_MEMORY
 
     def __post_init__(self) -> None:
         _check_tensors(self)
@@ -44,14 +53,23 @@ class Images:
 
     def pixels(self, index: slice | Tensor = slice(None)) -> Tensor:
         """Pictures as float32 [n, C, H, W] in [0, 1]: x / 255 and no other normalisation, as the paper's authors."""
-        return self.x[index].to(torch.float32).div_(255)
+        return unit(self.x[index])
+
+    def read(self, indices: Iterable[Index]) -> Iterator[tuple[Index, Tensor]]:
+        """Each index with its pictures (uint8), in turn; those in files are read ahead of their turn."""
+        return self.reading.ahead(self.x, indices)
+
+    def parts(self, size: int) -> Iterator[slice]:
+        """Indices of all pictures in their order, `size` at a time."""
+        return (slice(first, first + size) for first in range(0, len(self), size))
 
     def take(self, index: Tensor) -> Images:
         """The pictures at `index` (int64 or bool), in that order, with their rows and names."""
         if index.dtype == torch.bool:
             index = index.nonzero().squeeze(1)
-        names = None if self.names is None else tuple(self.names[i] for i in index.tolist())
-        return Images(self.x[index], self.y[index], self.classes, self.rows[index], names)
+        names, rows = None if self.names is None else self.reading.chosen(self.names, index), self.rows[index]
+        x = self.x.index_select(0, index)
+        return Images(x, self.y[index], self.classes, rows, names, self.order.kept(rows), self.reading)
 
     def balanced(self, n: int, seed: int) -> Images:
         """`n` pictures, n / Q of each class chosen by `seed`; all of them (in their own balance) for n = N.
@@ -99,18 +117,26 @@ class Images:
         return replace(self, x=self.x.repeat(1, 3, 1, 1) if colour == "rgb" else _luma(self.x))
 
     def checksum(self) -> str:
-        """SHA-256 of shape, pictures and labels: equal exactly where the data are."""
+        """SHA-256 of shape, pictures and labels: equal exactly where the data are.
+
+        Of pictures that stay in their files, their names and lengths stand for them.
+        """
         digest = hashlib.sha256(repr(tuple(self.x.shape)).encode())
-        digest.update(self.x.contiguous().numpy().data)
+        digest.update(self.reading.content(self.x).data)
         digest.update(self.y.contiguous().numpy().data)
         return digest.hexdigest()
+
+
+def unit(x: Tensor) -> Tensor:
+    """Bytes as float32 in [0, 1]."""
+    return x.to(torch.float32).div_(255)
 
 
 def check_form(size: int | None, colour: str | None) -> None:
     """Refuse a size or a colour that no picture can have."""
     if size is not None and not 1 <= size <= LARGEST:
         raise CalgpError(f"size={size} is no picture size; it is the side in pixels, 1 to {LARGEST}, such as 32.")
-    if colour is not None and colour not in get_args(Colour):
+    if colour is not None and colour not in _COLOURS:
         raise CalgpError(f"colour={colour!r} is not known; it is 'grey' or 'rgb'.")
 
 

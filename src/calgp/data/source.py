@@ -49,5 +49,10 @@ def data_directory(option: Path | None = None) -> Path:
         return Path(option).expanduser()
     if named := os.environ.get("CALGP_DATA"):
         return Path(named).expanduser()
+    return cache_directory()
+
+
+def cache_directory() -> Path:
+    """calgp's folder in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "calgp"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import lzma
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -16,6 +17,8 @@ from calgp.errors import CalgpError, brief
 from .folder import Folder
 from .formats import joined, read_cifar_binary, read_cifar_names, read_cifar_pickle, read_idx, read_lines
 from .images import Colour, Images
+from .reading import worker_count
+from .shards import Shards
 from .source import Source, Split, data_directory
 
 
@@ -26,32 +29,39 @@ def load(
     directory: Path | None = None,
     size: int | None = None,
     colour: Colour | None = None,
+    workers: int | None = None,
 ) -> Images:
     """The pictures of a named set or of `folder:PATH`, brought to `size` × `size` and to `colour` where asked.
+
+    Those of `stream:PATH`, the same folder, and of `shards:PATH`, tar files, stay there, and `workers` processes read
+    them ahead of their use (`worker_count`).
 
     >>> len(load("digits", "test"))
     1000
     """
-    images = open_source(source, size=size, colour=colour).load(split, directory)
+    images = open_source(source, size=size, colour=colour, workers=workers).load(split, directory)
     images = images if size is None else images.resized(size)
     return images if colour is None else images.coloured(colour)
 
 
-def open_source(text: str, *, size: int | None = None, colour: Colour | None = None) -> Source:
-    """The source that `text` names: one of `SOURCES`, or `folder:PATH`, decoded to `size` and `colour`."""
-    if text.startswith("folder:") and text != "folder:":
+def open_source(
+    text: str, *, size: int | None = None, colour: Colour | None = None, workers: int | None = None
+) -> Source:
+    """The source that `text` names: one of `SOURCES`, or a PLACE behind its kind, decoded to `size` and `colour`."""
+    kind, _, place = text.partition(":")
+    if kind in PLACES and place:
         try:
-            path = Path(text.removeprefix("folder:")).expanduser()
+            path = Path(place).expanduser()
         except RuntimeError as error:
             raise CalgpError(
                 f"The picture folder {brief(text)} cannot be found ({error}); give its full path."
             ) from None
-        return Folder(path, size=size, colour=colour)
+        return PLACES[kind](path, size, colour, workers)
     if text in SOURCES:
         return SOURCES[text]
     close = difflib.get_close_matches(text[:80].lower(), SOURCES, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise CalgpError(f"There is no image set {brief(text)}; {hint}There are {', '.join(SOURCES)}, and folder:PATH.")
+    raise CalgpError(f"There is no image set {brief(text)}; {hint}There are {', '.join(SOURCES)}, {_PLACED}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,3 +229,10 @@ _EVERY: tuple[Source, ...] = (
     ),
 )  # fmt: skip
 SOURCES: dict[str, Source] = {source.name: source for source in _EVERY}
+
+PLACES: dict[str, Callable[[Path, int | None, Colour | None, int | None], Source]] = {
+    "folder": lambda path, size, colour, workers: Folder(path, size=size, colour=colour),
+    "stream": lambda path, size, colour, workers: Folder(path, size=size, colour=colour, workers=worker_count(workers)),
+    "shards": lambda path, size, colour, workers: Shards(path, size=size, colour=colour, workers=worker_count(workers)),
+}
+_PLACED = "folder:PATH, stream:PATH (a folder that stays on the disk) and shards:PATH (tar files)"

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from calgp.data import Images
+from calgp.data.images import unit
 from calgp.errors import CalgpError
 from calgp.gp import KERNELS, UNMASKED, LaplaceGP, Latent, Model, Noise, RandomFeatureGP, Softmax, Theta, evaluating
 from calgp.gp.laplace import constant_one, mean_field_logits, per_class, shared
@@ -112,6 +113,5 @@ class LaplaceModel(Model):
 
 def _features(model: LaplaceModel, images: Images) -> Iterator[Tensor]:
     parameter = next(model.parameters())
-    for first in range(0, len(images), BATCH):
-        x = images.pixels(slice(first, first + BATCH)).to(parameter)
-        yield model.features(model.stem(x))
+    for _, x in images.read(images.parts(BATCH)):
+        yield model.features(model.stem(unit(x).to(parameter)))

@@ -1,9 +1,11 @@
 """Images less their mean and divided by their standard deviation, before any network; both are part of the model."""
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from calgp.gp import Noise, Posterior
@@ -38,9 +40,9 @@ class StandardisedFeatures(Features):
         self.register_buffer("mean", torch.zeros(channels, 1, 1))
         self.register_buffer("std", torch.ones(channels, 1, 1))
 
-    def fit(self, x: UInt8[Tensor, "N C H W"]) -> None:
+    def fit(self, parts: Iterable[UInt8[Tensor, "n C H W"]]) -> None:
         """Take mean and standard deviation of the channels of these images; one that is constant is divided by 1."""
-        mean, std = channel_moments(x)
+        mean, std = channel_moments(parts)
         self.mean.copy_(mean[:, None, None])
         self.std.copy_(torch.where(std > 0, std, 1)[:, None, None])
 
@@ -62,10 +64,14 @@ def standardisers(model: nn.Module) -> list[StandardisedFeatures]:
     return [module for module in model.modules() if isinstance(module, StandardisedFeatures)]
 
 
-def channel_moments(x: UInt8[Tensor, "N C H W"]) -> tuple[Float[Tensor, "C"], Float[Tensor, "C"]]:
+def channel_moments(parts: Iterable[UInt8[Tensor, "n C H W"]]) -> tuple[Float[Tensor, "C"], Float[Tensor, "C"]]:
     """Mean and standard deviation of x / 255 in each channel, from counts of the 256 values: exact, whatever N."""
-    counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)]).double()
+    counts = functools.reduce(torch.add, map(_counts, parts)).double()
     share, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
     mean = share @ values
     variance = (share * (values - mean[:, None]).square()).sum(1)
     return mean, variance.sqrt()
+
+
+def _counts(x: UInt8[Tensor, "*n C H W"]) -> Int64[Tensor, "C 256"]:
+    return torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(-3)])

@@ -87,7 +87,7 @@ def pictures(
             mutual_information=nats(chosen["mutual_information"][i]),
             wrong=chosen["wrong"][i],
         )
-        for i, place in enumerate(index.tolist())
+        for i, place in enumerate(map(int, index))
     )
 
 

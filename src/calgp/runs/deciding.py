@@ -12,7 +12,7 @@ from calgp.decisions import Decisions, PredictionSets, Selection, doubt, keyed_u
 from calgp.errors import CalgpError
 from calgp.gp import Predictive
 from calgp.runs.calibrating import calibrated_share, check_held_out
-from calgp.runs.evaluation import Predictor, batches, columns_of, one_device
+from calgp.runs.evaluation import BATCH, Predictor, batches, columns_of, one_device
 from calgp.runs.folder import RunFolder
 from calgp.runs.training_data import held_out_images
 
@@ -60,7 +60,7 @@ def decide(
     if coverage is not None:
         chosen = PredictionSets.fit(
             predictive.log_probs, images.y, coverage=coverage, kind=sets, by_class=by_class, empty=empty,
-            uniform=keyed_uniform(images.x),
+            uniform=torch.cat([keyed_uniform(x) for _, x in images.read(images.parts(BATCH))]),
         )  # fmt: skip
     found = decisions.to_json(Decisions(selection, chosen))
     found |= {"calibration": folder.probabilities(calibrated=calibrated)}

@@ -1,16 +1,59 @@
 """Where a run runs, by the names that users give."""
 
+import os
+from typing import Any
+
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
+from torch import distributed
 
 from calgp.errors import CalgpError
 
 
-def open_device(device: str, precision: str = "32-true") -> Fabric:
-    """Fabric on `device` (auto, cpu, cuda, cuda:1, mps …) in a floating type; what it refuses is the user's error."""
+def open_device(device: str, precision: str = "32-true", *, processes: int = 1) -> Fabric:
+    """Fabric on `device` (auto, cpu, cuda, cuda:1, mps …) in a floating type; what it refuses is the user's error.
+
+    With several `processes` this one starts the others, each with the same command line. Those that torchrun has
+    started, on one machine or on many, find each other.
+    """
     accelerator, _, index = device.partition(":")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if ranks() > 1 else processes
+    nodes = ranks() // here if ranks() > 1 else 1
+    if processes > 1 and ranks() > 1:
+        raise CalgpError(f"--devices {processes} starts processes itself; torchrun has done so, leave it out.")
+    if index and here * nodes > 1:
+        raise CalgpError(f"--device {device} is one for several processes; give {accelerator}, and each has its own.")
+    where: dict[str, Any] = {"devices": [int(index)] if index else here}
+    if here * nodes > 1:  # `fit` itself keeps the buffers that move the same on all ranks
+        where |= {"num_nodes": nodes, "strategy": DDPStrategy(broadcast_buffers=False)}
     try:
-        fabric = Fabric(accelerator=accelerator, devices=[int(index)] if index else 1, precision=precision)  # type: ignore[arg-type]
+        fabric = Fabric(accelerator=accelerator, precision=precision, **where)  # type: ignore[arg-type]
+        if nodes == 1 and restarted() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            _meet_again("nccl" if fabric.device.type == "cuda" else "gloo")
         fabric.launch()
     except Exception as error:  # no such accelerator, no such precision
         raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
     return fabric
+
+
+def _meet_again(backend: str) -> None:
+    """Let processes that torchrun has restarted on one machine find each other, and not where the dead ones were.
+
+    The store of torchrun (torch 2.13) outlives a restart, and gloo reads the addresses of the first start in it. On
+    several machines torchrun's TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps; their restart counts need not be the same.
+    """
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = distributed.PrefixStore(
+        f"calgp/{os.environ['TORCHELASTIC_RESTART_COUNT']}", distributed.TCPStore(*where, is_master=False)
+    )
+    distributed.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=ranks())
+
+
+def ranks() -> int:
+    """How many processes torchrun has started to do this together; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", 1)) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process again, since one of the run's had died."""
+    return ranks() > 1 and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0

@@ -2,10 +2,11 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from calgp import metrics
 from calgp.calibration import Calibrator
 from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.decode import SUFFIXES, read_picture
+from calgp.data.images import unit
 from calgp.decisions import Decisions
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Model, NumericalError, Predictive, predict_batches
@@ -23,8 +25,10 @@ from calgp.metrics import Outcomes, Scores
 from calgp.nets import Task
 from calgp.runs.decided import decided, kept_promises, selective_scores, with_outcomes
 from calgp.runs.folder import RunFolder, arithmetic
+from calgp.runs.ranks import connected, gathered, owned, together
 
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
+T = TypeVar("T")
 BATCH = 100
 KEEP = 20_000_000  # numbers: log-probabilities of a larger evaluation are scored as they come and not stored
 
@@ -39,24 +43,51 @@ class Evaluation:
     columns: dict[str, Tensor]  # entropy, mutual_information, confidence, label, y, rows, decisions: one entry an image
     summary: dict[str, Any]  # what scores-*.json holds
     kept: dict[str, Tensor]  # log-probabilities and their spread, if they are few enough to be stored
-    names: tuple[str, ...] | None  # of the images, if they have any
+    names: Sequence[str] | None  # of the images, if they have any
 
 
-def batches(images: Images, model: Model) -> Iterator[Batch]:
-    """Images in order, as `predict` takes them: where the model is, in its floating type."""
+def batches(
+    images: Images,
+    model: Model,
+    parts: Iterable[slice] | None = None,
+    seen: Callable[[Tensor], None] = lambda x: None,
+) -> Iterator[Batch]:
+    """Images in order, or some `parts` of them, as `predict` takes them: where the model is, in its floating type.
+
+    `seen` gets their bytes.
+    """
     parameter = next(model.parameters())
-    for first in range(0, len(images), BATCH):
-        part = slice(first, first + BATCH)
-        yield images.pixels(part).to(parameter), images.rows[part].to(parameter.device)
+    for part, x in images.read(images.parts(BATCH) if parts is None else parts):
+        seen(x)
+        yield unit(x).to(parameter), images.rows[part].to(parameter.device)
 
 
-def score(model: Model, images: Images, *, samples: int, seed: int) -> Scores:
-    """ERR, MNLL, ECE, BRIER and the others, on images of the run's own classes."""
-    parts = predict_batches(model, batches(images, model), samples=samples, seed=seed)
-    labels = images.y.split(BATCH)
-    return metrics.scores(
-        Outcomes.cat(metrics.outcomes(part.log_probs.cpu(), y) for part, y in zip(parts, labels, strict=True))
-    )
+def slices(n: int) -> list[slice]:
+    """The batches of n images."""
+    return [slice(first, min(first + BATCH, n)) for first in range(0, n, BATCH)]
+
+
+def over_ranks(fabric: Fabric | None, n: int, do: Callable[[list[slice]], Iterable[T]]) -> list[T]:
+    """What `do` finds for the batches of n images, each a batch's, in their order; every rank does some and has all.
+
+    Batches stay whole, so that a rank computes the same bits that one process would; no image is there twice.
+    """
+    if fabric is None or fabric.world_size == 1:
+        return list(do(slices(n)))
+    mine = slices(n)[fabric.global_rank :: fabric.world_size]
+    found = gathered(fabric, together(fabric, lambda: list(do(mine))))
+    return [found[place % fabric.world_size][place // fabric.world_size] for place in range(len(slices(n)))]
+
+
+def score(model: Model, images: Images, *, samples: int, seed: int, fabric: Fabric | None = None) -> Scores:
+    """ERR, MNLL, ECE, BRIER and the others, on images of the run's own classes; with a `fabric`, by all its ranks."""
+
+    def outcomes(parts: list[slice]) -> Iterator[Outcomes]:
+        predicted = predict_batches(model, batches(images, model, parts), samples=samples, seed=seed)
+        for part, predictive in zip(parts, predicted, strict=True):
+            yield metrics.outcomes(predictive.log_probs.cpu(), images.y[part])
+
+    return metrics.scores(Outcomes.cat(over_ranks(fabric, len(images), outcomes)))
 
 
 @dataclass(frozen=True)
@@ -117,19 +148,21 @@ def evaluate(
     the run has decisions for these probabilities, the summary tells how well they keep their promises.
     """
     fabric, card = one_device(fabric), folder.card()
+    folder = RunFolder(folder.path, writes=fabric.is_global_zero)
     source = card.run.source if source is None else source
-    calibration = folder.calibration() if calibrated else None
-    with folder.owned():
+    with connected(fabric), owned(fabric, folder):
+        calibration = folder.calibration() if calibrated else None
         found = examine(
             folder, fabric, source=source, images=images, directory=directory, samples=samples, seed=seed,
             convert=convert, calibration=calibration, corruption=corruption, watch=watch,
         )  # fmt: skip
         told = {name: found.summary[name] for name in ("source", "samples", "seed", "calibrator")}
-        told |= {"classes": list(card.classes), "names": found.names}
+        told |= {"classes": list(card.classes), "names": None if found.names is None else list(found.names)}
         shift = None if corruption is None else corruption.label
         name = folder.predictions_name(source, found.summary["calibrator"], shift)
         folder.write_tensors(name, found.columns | found.kept, told)
         folder.write_evaluation(source, found.summary, shift)
+        fabric.barrier()
     return found
 
 
@@ -159,7 +192,9 @@ def examine(
     predictor = Predictor.of(folder, fabric, calibration)
     outside = images.classes != card.classes
     clock = time.perf_counter()
-    columns, outcomes, kept = _predicted(predictor, images, samples=samples, seed=seed, outside=outside, watch=watch)
+    columns, outcomes, kept = _predicted(
+        predictor, images, fabric, samples=samples, seed=seed, outside=outside, watch=watch
+    )
     seconds = time.perf_counter() - clock
     calibrator = None if calibration is None else calibration["calibrator"]
     summary = {"source": named, "outside": outside, "n": len(images), "samples": samples, "seed": seed}
@@ -250,11 +285,14 @@ def decide_files(
     task = folder.card().task
     size, colour = (task.height, task.width), colour_of(task)
     x = torch.from_numpy(np.stack([read_picture(file, name=str(file), size=size, colour=colour) for file in files]))
-    rows = torch.arange(len(x))
-    parts = zip((x.float() / 255).split(BATCH), rows.split(BATCH), strict=True)
     predictor = Predictor.of(folder, fabric, folder.calibration() if calibrated else None)
-    predicted = predictor.predict((fabric.to_device(part) for part in parts), samples=samples, seed=seed)
-    predictive = Predictive.cat(predicted)
+
+    def predicted(parts: list[slice]) -> Iterator[Predictive]:
+        data = (fabric.to_device((x[part].float() / 255, torch.arange(part.start, part.stop))) for part in parts)
+        return predictor.predict(data, samples=samples, seed=seed)
+
+    with connected(fabric):
+        predictive = Predictive.cat(over_ranks(fabric, len(x), predicted))
     return [str(file) for file in files], predictive, predictor.decided(predictive, x)
 
 
@@ -277,6 +315,7 @@ def picture_files(path: Path) -> list[Path]:
 def _predicted(
     predictor: Predictor,
     images: Images,
+    fabric: Fabric,
     *,
     samples: int,
     seed: int,
@@ -284,20 +323,23 @@ def _predicted(
     watch: Callable[[int, int], None],
 ) -> tuple[dict[str, Tensor], Outcomes | None, dict[str, Tensor]]:
     """Columns, outcomes (inside only) and, if they are few enough, log-probabilities and their spread."""
-    parts: list[dict[str, Tensor]] = []
-    outcomes: list[Outcomes] = []
-    store = True
-    predicted = predictor.predict(batches(images, predictor.model), samples=samples, seed=seed)
-    for part, y, x in zip(predicted, images.y.split(BATCH), images.x.split(BATCH), strict=True):
-        store = len(images) * part.log_probs.shape[1] <= KEEP
-        kept = {"log_probs": part.log_probs, "spread": part.spread} if store else {}
-        found = with_outcomes(predictor.decided(part, x), y, outside=outside)
-        parts.append(columns_of(part) | kept | {name: column for name, column in found.items() if column.dim() == 1})
-        if not outside:
-            outcomes.append(metrics.outcomes(part.log_probs, y))
-        watch(len(y), len(images))
+
+    def found(parts: list[slice]) -> Iterator[tuple[dict[str, Tensor], Outcomes | None]]:
+        seen: deque[Tensor] = deque()  # pictures that were read, and are not predicted yet
+        data = batches(images, predictor.model, parts, seen.append)
+        predicted = predictor.predict(data, samples=samples, seed=seed)
+        for part, predictive in zip(parts, predicted, strict=True):
+            y, log_probs = images.y[part], predictive.log_probs
+            store = len(images) * log_probs.shape[1] <= KEEP
+            kept = {"log_probs": log_probs, "spread": predictive.spread} if store else {}
+            decided = with_outcomes(predictor.decided(predictive, seen.popleft()), y, outside=outside)
+            columns = {name: column for name, column in decided.items() if column.dim() == 1}
+            watch(len(y) * fabric.world_size, len(images))
+            yield columns_of(predictive) | kept | columns, None if outside else metrics.outcomes(log_probs, y)
+
+    parts, outcomes = zip(*over_ranks(fabric, len(images), found), strict=True)
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    kept = {name: joined.pop(name) for name in ("log_probs", "spread") if store}
+    kept = {name: joined.pop(name) for name in ("log_probs", "spread") if name in joined}
     columns = joined | {"y": images.y, "rows": images.rows}
     return columns, None if outside else Outcomes.cat(outcomes), kept
 

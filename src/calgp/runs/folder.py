@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -95,10 +95,12 @@ class RunFolder:
     Predictions and scores of calibrated probabilities have the calibrator in their names: scores-mnist.temperature.json
     stands beside scores-mnist.json. Those of corrupted images have the corruption: scores-mnist~noise-3.json.
     An ensemble has no model of its own; its run.json names those of its members.
+
+    With `writes` false nothing is ever written: so the other ranks of a run have the folder that rank 0 writes.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | str, *, writes: bool = True) -> None:
+        self.path, self.writes = Path(path), writes
 
     @property
     def name(self) -> str:
@@ -116,12 +118,10 @@ class RunFolder:
 
     def owned(self) -> AbstractContextManager[None]:
         """Be the only process that writes here. What dead ones have left unfinished is removed."""
-        return owned(self.path)
+        return owned(self.path) if self.writes else nullcontext()
 
     def create(self, card: Card) -> None:
         """Make the folder, if need be, and its run.json."""
-        with reporting(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
         data = {
             "format": FORMAT,
             "run": to_json(card.run),
@@ -134,6 +134,9 @@ class RunFolder:
             "members": [asdict(member) for member in card.members],
             "class_weights": card.class_weights,
         }
+        if self.writes:
+            with reporting(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
         self._write_json("run.json", data)
 
     def card(self) -> Card:
@@ -282,21 +285,29 @@ class RunFolder:
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
         """Store tensors, with JSON beside them."""
+        if not self.writes:
+            return
         tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         tensors = _apart(tensors)
         self._write(name, save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": digest(tensors)}))
 
     def remove(self, name: str) -> None:
+        if not self.writes:
+            return
         with reporting(self.path):
             (self.path / name).unlink(missing_ok=True)
 
     def append_log(self, record: dict[str, Any]) -> None:
         """One line of log.jsonl."""
+        if not self.writes:
+            return
         with reporting(self.path), (self.path / "log.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def flush_log(self) -> None:
         """Make the lines of log.jsonl last, before a file that counts on them is written."""
+        if not self.writes:
+            return
         with reporting(self.path), (self.path / "log.jsonl").open("a") as file:
             os.fsync(file.fileno())
 
@@ -357,6 +368,8 @@ class RunFolder:
         self._write(name, (json.dumps(data, indent=1) + "\n").encode())
 
     def _write(self, name: str, data: bytes) -> None:
+        if not self.writes:
+            return
         with reporting(self.path):
             write_whole(self.path / name, data)
 

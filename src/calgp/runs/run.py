@@ -44,6 +44,8 @@ class Run:
         each channel over the training images, which are stored with the model.
     patience: stop after so many epochs without a better MNLL of one half of the hold-out, and keep the best state; the
         other half stays for calibration. None means to go on to the end.
+    clip: the largest norm of a step's gradient, over all parameters together; a larger one is scaled down to it. None
+        means none.
     """
 
     method: Method
@@ -68,10 +70,11 @@ class Run:
     crop: int = later(4)
     normalise: Literal["none", "standard"] = later("none")
     patience: int | None = later(None)
+    clip: float | None = later(None)
 
     def __post_init__(self) -> None:
         positive = ("size", "train_size", "steps", "batch_size", "mc_samples", "epochs", "learning_rate")
-        for name in (*positive, "crop", "patience"):
+        for name in (*positive, "crop", "patience", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < MOST:
                 raise CalgpError(f"{name}={brief(value)} cannot be; it must be positive, and less than {MOST:.0e}.")

@@ -27,9 +27,10 @@ class TrainingData:
         return self.held_out if self.stopping is None else self.stopping
 
     @staticmethod
-    def of(run: Run, directory: Path | None) -> "TrainingData":
-        """The training images of the run's source, cut."""
-        return TrainingData.cut(load(run.source, "train", directory=directory, size=run.size, colour=run.colour), run)
+    def of(run: Run, directory: Path | None, *, workers: int | None = None) -> "TrainingData":
+        """The training images of the run's source, cut; `workers` processes read those that are streamed."""
+        images = load(run.source, "train", directory=directory, size=run.size, colour=run.colour, workers=workers)
+        return TrainingData.cut(images, run)
 
     @staticmethod
     def cut(images: Images, run: Run) -> "TrainingData":

@@ -80,7 +80,7 @@ def _shown(images: Images, columns: dict[str, Tensor], index: Tensor, classes: t
     return [
         Shown(
             picture=data_uri(images.x[place]),
-            name=f"row {chosen['rows'][i]}" if images.names is None else images.names[place],
+            name=f"row {chosen['rows'][i]}" if images.names is None else images.names[int(place)],
             truth=images.classes[chosen["y"][i]],
             label=classes[chosen["label"][i]],
             confidence=chosen["confidence"][i],
@@ -88,5 +88,5 @@ def _shown(images: Images, columns: dict[str, Tensor], index: Tensor, classes: t
             epistemic=max(chosen["mutual_information"][i], 0),
             wrong=chosen["label"][i] != chosen["y"][i],
         )
-        for i, place in enumerate(index.tolist())
+        for i, place in enumerate(map(int, index))
     ]

@@ -1,0 +1,106 @@
+"""Several processes that train or predict together (ranks), as one: what they must agree on, and how.
+
+With one process all of this is nothing: no process group, no copies.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from calgp.errors import CalgpError
+from calgp.gp import NumericalError
+from calgp.runs.folder import RunFolder
+
+T = TypeVar("T")
+
+
+def gathered(fabric: Fabric, value: T) -> list[T]:
+    """The values of all ranks, in their order, on every rank. They are pickled: few bytes, or seldom."""
+    if fabric.world_size == 1:
+        return [value]
+    found: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(found, value)
+    return found
+
+
+def together(fabric: Fabric, do: Callable[[], T]) -> T:
+    """What this rank finds by `do`. What one rank raises, all raise: none waits for a rank that has given up."""
+    if fabric.world_size == 1:
+        return do()
+    found, error = None, None
+    try:
+        found = do()
+    except (CalgpError, NumericalError) as raised:
+        error = raised
+    for each in gathered(fabric, error):
+        if each is not None:
+            raise each
+    return found  # type: ignore[return-value]
+
+
+def on_first(fabric: Fabric, do: Callable[[], T]) -> T:
+    """What rank 0 finds by `do`, on all ranks; the others do nothing. What it raises, all raise."""
+    found = together(fabric, do if fabric.is_global_zero else lambda: None)
+    return found if fabric.world_size == 1 else fabric.broadcast(found)  # type: ignore[return-value]
+
+
+class Alone(CalgpError):
+    """What failed on one rank only, which tells it itself."""
+
+    alone = True
+
+
+def alone(fabric: Fabric, items: Iterator[T]) -> Iterator[T]:
+    """The items; what fails in finding them, a picture that cannot be read, is this rank's to tell."""
+    try:
+        yield from items
+    except CalgpError as error:
+        if fabric.world_size == 1:
+            raise
+        raise Alone(f"Rank {fabric.global_rank}: {error}") from error
+
+
+def summed(fabric: Fabric, values: Tensor) -> Tensor:
+    """Σ over ranks of a small tensor, which may be written over."""
+    if fabric.world_size == 1:
+        return values
+    return fabric.all_reduce(values.to(fabric.device), reduce_op="sum")  # type: ignore[return-value]
+
+
+def share(fabric: Fabric, index: Tensor) -> Tensor:
+    """This rank's part of a batch that all ranks know: contiguous, sizes that differ by one at most; perhaps empty."""
+    return index.tensor_split(fabric.world_size)[fabric.global_rank]
+
+
+def same_buffers(fabric: Fabric, module: nn.Module) -> None:
+    """Give the buffers of rank 0 to all; its parameters are given by DDP itself."""
+    if fabric.world_size > 1:
+        for buffer in module.buffers():
+            buffer.copy_(fabric.broadcast(buffer.detach().cpu()))
+
+
+@contextmanager
+def owned(fabric: Fabric, folder: RunFolder) -> Iterator[None]:
+    """Rank 0 owns the folder for all of them."""
+    with ExitStack() as stack:
+        on_first(fabric, lambda: stack.enter_context(folder.owned()))
+        yield
+
+
+@contextmanager
+def connected(fabric: Fabric) -> Iterator[None]:
+    """A rank that died, as one sentence on the others; what failed on this rank stays what it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if fabric.world_size == 1 or not any(word in str(error).lower() for word in ("gloo", "nccl", "connection")):
+            raise
+        raise CalgpError(
+            f"Rank {fabric.global_rank} has lost the others, one of which has ended: "
+            f"{str(error).splitlines()[0][:200]}. The last checkpoint is whole; the same command with --continue goes "
+            "on from it."
+        ) from error

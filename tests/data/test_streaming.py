@@ -1,0 +1,203 @@
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from calgp.data import Folder, load
+from calgp.data.reading import Ahead, worker_count
+from calgp.data.streaming import Names
+from calgp.errors import CalgpError
+
+
+def write_digits(root: Path, count: int) -> Path:
+    """The first embedded digits as a folder of classes."""
+    images = load("digits", "train")
+    for i in range(count):
+        file = root / f"digit {int(images.y[i])}" / ("more" if i % 7 == 0 else ".") / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images.x[i, 0].numpy()).save(file)
+    return root
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    return write_digits(tmp_path_factory.mktemp("digits"), 300)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_pictures_are_those_in_memory(digits, workers):
+    kept, read = Folder(digits).load("train"), Folder(digits, workers=workers).load("train")
+    assert read.x.shape == kept.x.shape and read.classes == kept.classes
+    assert read.y.equal(kept.y) and read.rows.equal(kept.rows) and [*read.names] == [*kept.names]
+    indices = [torch.randperm(len(kept), generator=torch.Generator().manual_seed(i))[: 7 + i] for i in range(12)]
+    for (index, x), wanted in zip(read.read(iter(indices)), indices, strict=True):
+        assert index is wanted and x.equal(kept.x[wanted])
+    for (part, x), (_, wanted) in zip(read.read(read.parts(64)), kept.read(kept.parts(64)), strict=True):
+        assert x.equal(wanted) and part.stop - part.start == 64
+    assert read.pixels(slice(3, 9)).equal(kept.pixels(slice(3, 9))) and read.x[-1].equal(kept.x[-1])
+
+
+def test_parts_of_streamed_pictures_are_those_in_memory(digits):
+    kept, read = (
+        images.balanced(100, 3).split(0.3, 4)[1].take(torch.tensor([5, 2, 2]))
+        for images in (Folder(digits).load("train"), Folder(digits, workers=0).load("train"))
+    )
+    assert read.x[:].equal(kept.x) and read.y.equal(kept.y) and read.rows.equal(kept.rows)
+    assert tuple(read.names) == kept.names
+
+
+def test_the_checksum_tells_names_labels_and_lengths(tmp_path):
+    write_digits(tmp_path, 40)
+    first = Folder(tmp_path, workers=0).whole()
+    assert first.checksum() == Folder(tmp_path, workers=2).whole().checksum()
+    assert first.take(torch.arange(5)).checksum() != first.take(torch.arange(6)).checksum()
+    file = next(tmp_path.rglob("*.png"))
+    file.rename(file.with_name("other.png"))
+    renamed = Folder(tmp_path, workers=0).whole().checksum()
+    with file.with_name("other.png").open("ab") as longer:
+        longer.write(b"\0")
+    assert len({first.checksum(), renamed, Folder(tmp_path, workers=0).whole().checksum()}) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_picture_is_named_in_its_turn(tmp_path, workers):
+    write_digits(tmp_path, 60)
+    damaged = sorted(tmp_path.rglob("*.png"))[30]
+    damaged.write_bytes(damaged.read_bytes()[:60])  # its header is whole
+    images = Folder(tmp_path, workers=workers).whole()
+    name = damaged.relative_to(tmp_path).as_posix()
+    read = images.read(images.parts(20))
+    next(read)
+    with pytest.raises(CalgpError, match=rf"1 of the pictures in .* cannot be read: {re.escape(name)} is not a"):
+        next(read)
+    with pytest.raises(CalgpError) as in_memory:
+        Folder(tmp_path).whole()
+    assert f"{name} is not a readable picture" in str(in_memory.value)
+
+
+def test_a_picture_that_has_changed_its_size_is_named(tmp_path):
+    write_digits(tmp_path, 30)
+    images = Folder(tmp_path, workers=0).whole()
+    Image.fromarray(np.zeros((5, 9), np.uint8)).save(tmp_path / images.names[4])
+    with pytest.raises(CalgpError, match=rf"{images.names[4]} is 9×5, the others are 28×28; --size"):
+        images.pixels()
+
+
+def test_different_sizes_are_refused_before_anything_is_decoded(tmp_path):
+    write_digits(tmp_path, 30)
+    Image.fromarray(np.zeros((5, 9), np.uint8)).save(tmp_path / "digit 1" / "wide.png")
+    with pytest.raises(CalgpError, match=r"differ in size: .* is 28×28, .*wide.png is 9×5; pass --size"):
+        Folder(tmp_path, workers=0).load("train")
+    assert Folder(tmp_path, workers=0, size=8).load("train").x[:3].shape == (3, 1, 8, 8)
+
+
+class Slow:
+    """Pictures of which each batch tells what process read it."""
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.tensor([os.getpid(), index.start])
+
+
+def test_processes_read_ahead_and_end_with_the_reading():
+    asked = []
+
+    def indices():
+        for start in range(20):
+            asked.append(start)
+            yield slice(start, start + 1)
+
+    reading = Ahead(2).ahead(Slow(), indices())
+    first = next(reading)[1].tolist()
+    assert first[0] != os.getpid() and asked == [0, 1, 2, 3]  # two batches a process
+    found = [first, *(x.tolist() for _, x in reading)]
+    assert [start for _, start in found] == list(range(20))
+    left = Ahead(2).ahead(Slow(), indices())
+    others = {next(left)[1].tolist()[0] for _ in range(8)}
+    left.close()
+    for pid in others | {pid for pid, _ in found}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_reader_that_is_killed_is_told():
+    reading = Ahead(2).ahead(Slow(), (slice(i, i + 1) for i in range(50)))
+    pid = next(reading)[1].tolist()[0]
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(CalgpError, match="ended from outside, or had no memory left"):
+        for _ in reading:
+            pass
+
+
+ORPHANS = """
+import sys, time, torch
+from pathlib import Path
+from calgp.data import Folder
+images = Folder(Path(sys.argv[1]), workers=2, size=28, colour="grey").load("train")
+reading = images.read(images.parts(10))
+next(reading)
+import multiprocessing
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+time.sleep(60)
+"""
+
+
+def test_readers_end_with_a_killed_process_and_ignore_ctrl_c(digits):
+    with subprocess.Popen([sys.executable, "-c", ORPHANS, str(digits)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        children = [int(pid) for pid in process.stdout.readline().split()]
+        for pid in children:
+            os.kill(pid, signal.SIGINT)
+        time.sleep(0.2)
+        assert len(children) == 2 and all(_runs(pid) for pid in children)
+        process.kill()
+    end = time.monotonic() + 20  # a busy machine
+    while any(_runs(pid) for pid in children):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_names_are_kept_compactly():
+    names = ["a/1.png", "", "ü/\udcff.png"]
+    packed = Names.of(names)
+    assert [*packed] == names and packed[-1] == names[-1] and packed[:2] == names[:2]
+    assert [*packed.take(torch.tensor([2, 0])).take(torch.tensor([1]))] == ["a/1.png"]
+    with pytest.raises(IndexError):
+        packed[3]
+
+
+def test_a_streamed_picture_takes_64_bytes_and_its_name(tmp_path):
+    sizes = []
+    for n in (100, 400):
+        root = write_digits(tmp_path / str(n), n)
+        images = Folder(root, workers=2).whole()
+        sizes.append(len(pickle.dumps(images)) - sum(map(len, images.names)))
+    # eight bytes each: end of the name, length and label in the listing; label, row, digest and places of picture and
+    # name in the set. One more for what pickle adds to longer numbers.
+    assert (sizes[1] - sizes[0]) / 300 <= 64 + 1
+
+
+def test_the_number_of_workers_is_checked(monkeypatch):
+    assert worker_count(3) == 3
+    monkeypatch.setenv("CALGP_WORKERS", "5")
+    assert worker_count() == 5 and worker_count(0) == 0
+    monkeypatch.setenv("CALGP_WORKERS", "many")
+    for given in (None, -1, 10_000):
+        with pytest.raises(CalgpError, match="cannot be; it is a number of processes, 0 to 256"):
+            worker_count(given)
