@@ -32,8 +32,8 @@ def mnist(folder: Path, pack=bytes, suffix="") -> np.ndarray:
 def test_the_shelf_is_exact():
     assert sorted(calgp.data.__all__) == sorted(
         [
-            *("CORRUPTIONS", "SEVERITIES", "SOURCES", "Corruption", "Folder", "Images", "corrupted"),
-            *("data_directory", "download", "from_dataset", "load", "open_source"),
+            *("CORRUPTIONS", "SEVERITIES", "SOURCES", "Corruption", "Folder", "Images", "Shards", "corrupted"),
+            *("data_directory", "download", "from_dataset", "load", "open_source", "write_shards"),
         ]
     )
     assert list(SOURCES) == ["digits", "letters", "mnist", "notmnist", "cifar10", "cifar100"]
