@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CHECKS := $(VENV)/.installed-for-tests
+# --no-compile: what is imported is compiled then, the rest never
+PIP    := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 # OMP_WAIT_POLICY: waiting OpenMP threads sleep instead of spinning, which matters as soon as anything else runs.
 export OMP_WAIT_POLICY ?= passive
 
@@ -15,53 +18,58 @@ help:  ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (about a minute; a few seconds when nothing changed) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[test,check]"
+	@$(PIP) -e .
 	@touch $@
 
-setup: $(STAMP)  ## make the virtual environment
+$(CHECKS): $(STAMP)
+	@echo "Adding what the tests compare with and drive (two or three minutes, 1.5 GB) ..."
+	@$(PIP) -e ".[test,check]"
+	@touch $@
+
+setup: $(CHECKS)  ## make the virtual environment, with everything for development
 
 demo: $(STAMP)  ## train CNN+GP(SORF) and a plain CNN on the embedded digits, compare them, write a report
 	@$(BIN)/calgp demo --out demo
 
 bench: $(STAMP)  ## measure calgp beside its alternatives (about six minutes; wants a quiet machine)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	@$(PIP) -e ".[bench]"
 	@OMP_WAIT_POLICY=active $(BIN)/python -m bench --docs
 
 docs: $(STAMP)  ## build the documentation site into site/, with no warnings
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@$(PIP) -e ".[docs]"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict
 
-kill: $(STAMP)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends
+kill: $(CHECKS)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends
 	@$(BIN)/python tests/kills.py --kills 200 --operations 12 --command-lines 4
 
-kill-ranks: $(STAMP)  ## kill one of two ranks of a training 20 times, let torch's elastic agent restart it, compare the ends
+kill-ranks: $(CHECKS)  ## kill one of two ranks of a training 20 times, let torch's elastic agent restart it, compare the ends
 	@$(BIN)/python tests/ranks.py kill --kills 20
 
-load: $(STAMP)  ## measure the server under load on loopback (about five minutes)
+load: $(CHECKS)  ## measure the server under load on loopback (about five minutes)
 	@$(BIN)/python -m bench.serve
 
-test: $(STAMP)  ## run the tests (README's test command)
+test: $(CHECKS)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules
 
-fuzz: $(STAMP)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
+fuzz: $(CHECKS)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --files $(or $(FILES),100000)
 
-audit: $(STAMP)  ## look the pinned versions up among known vulnerabilities (needs a network; fails without one)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[audit]"
+audit: $(CHECKS)  ## look the pinned versions up among known vulnerabilities (needs a network; fails without one)
+	@$(PIP) -e ".[audit]"
 	@$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 check: format lint imports types test  ## everything: format, lint, import layers, types, tests, doctests
 
-format: $(STAMP)
+format: $(CHECKS)
 	@$(BIN)/ruff format --check .
 
-lint: $(STAMP)
+lint: $(CHECKS)
 	@$(BIN)/ruff check .
 
-imports: $(STAMP)
+imports: $(CHECKS)
 	@$(BIN)/lint-imports
 
-types: $(STAMP)
+types: $(CHECKS)
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:  ## remove the virtual environment and what the demo wrote

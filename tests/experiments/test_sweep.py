@@ -215,6 +215,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="need
 
 
 @needs_proc
+@pytest.mark.slow
 def test_ray_makes_every_run_once_though_a_worker_is_killed_and_the_pool_finds_the_same(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="Ray is an extra: pip install calgp[ray]")
     places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # where its workers find `Marking`
@@ -243,6 +244,7 @@ LONG = replace(SWEEP, options=TINY | {"steps": 200}, axes={"learning_rate": (1e-
 
 
 @needs_proc
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, number):
     """A real process with two more: Ctrl-C lets those under way save themselves and begins no others."""

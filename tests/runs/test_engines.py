@@ -27,6 +27,7 @@ def test_one_after_the_other_here(tmp_path):
     assert seen == [("a", None), ("bad", "it cannot be"), ("c", None)]
 
 
+@pytest.mark.slow
 def test_processes_that_die_are_replaced_and_only_their_task_is_done_again(tmp_path, monkeypatch):
     """One dies once, one always; a task that fails by itself is not tried again."""
     monkeypatch.setattr(engines, "RETRIES", 1)

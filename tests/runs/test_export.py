@@ -182,7 +182,7 @@ def test_options_that_change_the_graph_survive(name, backbone, options, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet", "vit"])
+@pytest.mark.parametrize("name", ["resnet", "convnextv2", "mobilenetv2", "efficientnet", "vit"])
 def test_wrapped_networks_survive(name, tmp_path):
     task, backbone = Task(1, 28, 28, 3), wrap(ARCHITECTURES[name].make, name=f"export-{name}")
     model = METHODS["cnn-gp-sorf"].build(task, backbone, generator=torch.Generator().manual_seed(0))

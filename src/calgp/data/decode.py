@@ -39,7 +39,8 @@ def read_picture(file: Path | IO[bytes], *, name: str, size: Size | None, colour
             _check_file(file)
             with Image.open(file, formats=_formats()) as picture:
                 _check_pixels(picture)
-                return picture_array(ImageOps.exif_transpose(picture), size=size, colour=colour)
+                ImageOps.exif_transpose(picture, in_place=True)
+                return picture_array(picture, size=size, colour=colour)
         except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
             raise CalgpError(
                 f"{name} is not a readable picture ({str(error)[:300] or type(error).__name__})"
@@ -75,7 +76,8 @@ def is_grey(picture: Image.Image) -> bool:
 def picture_array(picture: Image.Image, *, size: Size | None = None, colour: Colour | None = None) -> np.ndarray:
     """A Pillow picture as uint8 [C, H, W]; its own colour (one channel where grey) unless one is given."""
     target = {"grey": "L", "rgb": "RGB"}[colour or ("grey" if is_grey(picture) else "rgb")]
-    flat = _flat(picture).convert(target)
+    flat = _flat(picture)
+    flat = flat if flat.mode == target else flat.convert(target)
     if size is not None:
         height, width = (size, size) if isinstance(size, int) else size
         flat = flat if flat.size == (width, height) else flat.resize((width, height), Image.Resampling.BILINEAR)
