@@ -175,8 +175,8 @@ def train(
     begun_in = card.environment.get("precision", "32-true") if card else "32-true"
     if not 0 <= checkpoint_seconds < float("inf"):
         raise CalgpError(f"checkpoint_seconds={checkpoint_seconds} cannot be; it is a number of seconds, such as 60.")
-    go_on = go_on or (runs.restarted() and resume is None)
-    if go_on and folder is None:
+    go_on = go_on or runs.restarted()
+    if go_on and folder is None and resume is None:
         raise CalgpError("--continue, or torchrun's restart, needs the folder that the run was begun in: give --out.")
     _positive("devices", devices)
     fabric = _fabric(device, precision or begun_in, threads, devices)

@@ -3,6 +3,7 @@
 With one process all of this is nothing: no process group, no copies.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -99,8 +100,8 @@ def connected(fabric: Fabric) -> Iterator[None]:
     except RuntimeError as error:
         if fabric.world_size == 1 or not any(word in str(error).lower() for word in ("gloo", "nccl", "connection")):
             raise
+        told = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0][:200]  # without the line of gloo's source
         raise CalgpError(
-            f"Rank {fabric.global_rank} has lost the others, one of which has ended: "
-            f"{str(error).splitlines()[0][:200]}. The last checkpoint is whole; the same command with --continue goes "
-            "on from it."
+            f"Rank {fabric.global_rank} has lost the others, one of which has ended ({told}). The last checkpoint is "
+            "whole; the same command with --continue goes on from it."
         ) from error
