@@ -253,6 +253,7 @@ def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, n
     process = subprocess.Popen(
         [sys.executable, "-m", "calgp", "sweep", *flags, "--jobs", "2", "--out", tmp_path / "x"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which tests in the background do not have
     )  # fmt: skip
     while not list(runs.glob("*/log.jsonl")):  # its first lines are of step 20
         assert process.poll() is None, process.communicate()[0]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import pytest
 import uvicorn
