@@ -264,6 +264,7 @@ def main() -> None:
     killing = kinds.add_parser("kill")
     killing.add_argument("--kills", type=int, default=3)
     killing.add_argument("--seed", type=int, default=0)
+    killing.add_argument("--place", type=Path, help="where trainings are made; a temporary folder unless given")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     import ranks as module  # by name, not as __main__: the forks must find it
@@ -274,7 +275,7 @@ def main() -> None:
         return
     clock = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        told = module.kill(Path(place), options.kills, options.seed)
+        told = module.kill(options.place or Path(place), options.kills, options.seed)
     when = {"command": ["python", "tests/ranks.py", *sys.argv[1:]], "date": date.today().isoformat()}
     print(json.dumps(when | {"seconds": round(time.monotonic() - clock)} | told, indent=1))
 
