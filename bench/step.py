@@ -28,6 +28,14 @@ def calgp_step(method: str, backbone: str, task: Task, batch: int) -> Callable[[
     return model_step(model, make_optimiser(run, model), task, batch)
 
 
+def with_torchs_norm() -> Callable[[], object]:
+    torch.manual_seed(0)
+    run = Run(METHODS["cnn-gp-sorf-paper"], BACKBONES["lenet-cifar"], source="cifar10")
+    model = run.method.build(CIFAR, run.backbone)
+    model.features.response_norm = nn.LocalResponseNorm(9, 0.001, 0.75, 1.0)  # type: ignore[union-attr]
+    return model_step(model, make_optimiser(run, model), CIFAR, 100)
+
+
 def model_step(model: Model, optimiser: torch.optim.Optimizer, task: Task, batch: int) -> Callable[[], object]:
     bound, (x, y), step = Bound(model, N), examples(task, batch), [0]
 
@@ -94,6 +102,9 @@ def run(quick: bool) -> list[Row]:
     )
     ours = ("CNN+DGP, 2 layers", calgp_step("cnn-dgp", "lenet", MNIST, 100))
     rows += compare(QUESTION, "LeNet, batch 100", ours, {plain: plain_step(plain_deep_lenet(), MNIST, 100)}, rounds=5)
+    ours = ("CNN+GP(SORF)", calgp_step("cnn-gp-sorf-paper", "lenet-cifar", CIFAR, 100))
+    theirs = {"the same with torch's LocalResponseNorm": with_torchs_norm()}
+    rows += compare(QUESTION, "LeNet of CIFAR-10, batch 100", ours, theirs, rounds=5)
     for name, method, sorf in (("SORF", "cnn-gp-sorf-paper", True), ("RF", "cnn-gp-rf-paper", False)):
         ours = (f"CNN+GP({name})", calgp_step(method, "resnet", CIFAR, 100))
         others = {plain: plain_step(plain_resnet(sorf=sorf), CIFAR, 100)}

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.errors import CalgpError
-from calgp.gp import UNMASKED, Convolution, Noise, Posterior, same_padding
+from calgp.gp import UNMASKED, Convolution, Noise, Posterior
 from calgp.nets.base import Backbone, Features, Task, bound_spectrum, canvas, check_spectral
+from calgp.nets.response_norm import ResponseNorm
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ class LeNetFeatures(Features):
         for _ in spec.channels:
             sides = [-(-side // 2) for side in sides]
         self.out_features = spec.channels[-1] * sides[0] * sides[1]
-        # size, α, β, k of TensorFlow's lrn(depth_radius=4, alpha=0.001/9, beta=0.75); torch divides α by the size
-        self.response_norm = nn.LocalResponseNorm(9, 0.001, 0.75, 1.0) if spec.normalise else nn.Identity()
+        self.response_norm = ResponseNorm() if spec.normalise else nn.Identity()
         bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
@@ -83,5 +83,7 @@ class LeNetFeatures(Features):
         return self.response_norm(self._pooled(self.convolutions[0](h, noise)).relu())
 
     def _pooled(self, h: Tensor) -> Tensor:
-        # SAME padding by zeros: the same as by −∞ in front of a ReLU, and after one
-        return F.max_pool2d(same_padding(h, self.spec.pool, 2), self.spec.pool, 2)
+        # SAME padding: what is lacking, half of it (rounded down) in front
+        size = self.spec.pool
+        height, width = ((size - 2 + side % 2) // 2 for side in h.shape[-2:])
+        return F.max_pool2d(h, size, 2, padding=(height, width), ceil_mode=True)
