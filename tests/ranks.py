@@ -8,6 +8,7 @@ so that a start takes no seconds.
 """
 
 import argparse
+import fcntl
 import json
 import logging
 import multiprocessing
@@ -20,7 +21,8 @@ import tempfile
 import threading
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -195,15 +197,32 @@ KILLED = """--source digits --train-size 100 --size 14 --holdout 0.2 --steps 40 
 
 
 def command(arguments: list[str], pids: str) -> None:
-    """`calgp ARGUMENTS` as torchrun runs it, its process noted in the folder `pids`."""
+    """`calgp ARGUMENTS` as torchrun runs it; its process is noted in the folder `pids` for as long as it may be killed.
+
+    Not after its end: a rank whose function has returned waits for an event of the agent's. One that is killed there,
+    between two looks of the agent, leaves the agent waiting for ever (multiprocessing's Event.set counts it among those
+    that will wake up; torch 2.13, MultiprocessContext._poll). torchrun of a command line has no such event.
+    """
     from calgp import cli
 
     attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-    Path(pids, f"{attempt}-{rank}").write_text(str(os.getpid()))
+    alive = Path(pids, f"{attempt}-{rank}")
+    alive.write_text(str(os.getpid()))
     sys.argv = ["calgp", *arguments]
     sys.stdout = sys.stderr = open(Path(pids, f"{attempt}-{rank}.log"), "w")  # noqa: SIM115
     cli.out.file = cli.err.file = sys.stdout
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        with locked(alive):
+            alive.write_text("ended")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def kill(place: Path, kills: int, seed: int) -> dict[str, Any]:
@@ -244,16 +263,16 @@ def murder(path: Path, pids: Path, draw: random.Random, seconds: float, most: in
                 return
             time.sleep(0.01)
         time.sleep(draw.uniform(0, seconds))
-        with suppress(ProcessLookupError):
-            if (pids / "over").is_file():
-                return
+        with locked(victim):
+            if victim.read_text() == "ended":
+                continue  # the next start has another rank for it, if there is one
             os.kill(int(victim.read_text()), signal.SIGKILL)
-            told["kills"] += 1
-            told["killed ranks"][rank] += 1
-            checkpoint = RunFolder(path)
-            told["steps at hand"].append(
-                checkpoint.metadata("checkpoint.safetensors")["step"] if checkpoint.interrupted else None
-            )
+        told["kills"] += 1
+        told["killed ranks"][rank] += 1
+        checkpoint = RunFolder(path)
+        told["steps at hand"].append(
+            checkpoint.metadata("checkpoint.safetensors")["step"] if checkpoint.interrupted else None
+        )
 
 
 def main() -> None:

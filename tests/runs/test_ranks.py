@@ -1,8 +1,6 @@
 """One run by 1, 2 and 3 processes on this machine (gloo); tests/ranks.py says what they do."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -150,20 +148,12 @@ def test_evaluation_by_ranks_has_the_bits_of_one_process(place, found, n):
 
 
 @pytest.mark.slow
-def test_three_kills_of_a_rank_lose_nothing(tmp_path):
+def test_three_kills_of_a_rank_lose_nothing():
     """The elastic agent restarts the ranks, they go on from the checkpoint, and end with the same bits and log."""
-    command = [sys.executable, str(SCRIPT), "kill", "--kills", "3", "--place", str(tmp_path / "kills")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as done:
-        try:
-            out, errors = done.communicate(timeout=240)
-        except subprocess.TimeoutExpired:
-            os.killpg(done.pid, signal.SIGKILL)
-            last = RunFolder(max((tmp_path / "kills").glob("killed*")))
-            assert last.finished and not last.interrupted, "a training stands still before its end"
-            pytest.xfail("a rank did not end: known, seen once in 40 kills, not solved (docs/scaling.md, Dead ranks)")
-    assert done.returncode == 0, errors[-3000:]
-    told = json.loads(out)
+    command = [sys.executable, str(SCRIPT), "kill", "--kills", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
     assert told["kills"] == 3 and min(told["killed ranks"]) == 1
 
 
