@@ -146,7 +146,7 @@ def count_of_test_images(source: str) -> int:
 def _milliseconds(run: Run) -> float:
     """Multiplications of the convolutions on 32 × 32 images at 60 · 10⁹ a second, and what the head adds.
 
-    Measured on one core with training steps of 100 images: 0.3 ms for LeNet, 1.3 for LeNet-CIFAR, 0.4 for ResNet(1).
+    Measured on one core with training steps of 100 images: 0.3 ms for LeNet, 0.6 for LeNet-CIFAR, 0.4 for ResNet(1).
     """
     method, backbone, channels = run.method, run.backbone, open_source(run.source).channels or 3
     if isinstance(method, Cgp):
