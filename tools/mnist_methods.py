@@ -2,6 +2,7 @@
 
     python tools/mnist_methods.py choose WORK    the learning rates, on a hold-out of the training images
     python tools/mnist_methods.py run WORK       train and evaluate; what has been done is not done again
+    python tools/mnist_methods.py costs          what a step and a prediction cost, all methods in turn, on one thread
     python tools/mnist_methods.py table          the table, from results/mnist-methods
 
 Weights stay in WORK; run.json, scores, logs and times go to results/mnist-methods, so that the table can grow over days
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,44 @@ def run(work: Path) -> None:
     print(f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime:.0f} s of processor time")
 
 
+def costs() -> None:
+    """Processor seconds of one thread: of a step (20 after 5) and of 500 predictions, S = 50; the least of three turns.
+
+    Runs beside each other spoil times by the wall, so that the table has these, times the steps and the images.
+    """
+    import torch
+
+    from calgp.data import load
+    from calgp.gp import Bound
+    from calgp.nets import Task
+    from calgp.runs import Run, RunFolder, TrainingData, fit, open_device, score
+    from calgp.runs.folder import build
+    from calgp.runs.training import make_optimiser
+
+    torch.set_num_threads(1)
+    fabric, test = open_device("cpu"), load("mnist", "test").balanced(500, seed=0)
+
+    def measured(run: Run) -> dict[str, float]:
+        train, task = TrainingData.of(run, None).train, Task(1, 28, 28, classes=10)
+        model, generator = build(run, task), torch.Generator().manual_seed(0)
+        run.method.start(model, train, generator=generator)
+        bound, optimiser = fabric.setup(Bound(model, len(train)), make_optimiser(run, model))
+        clock = [time.process_time() for _ in fit(bound, optimiser, train, run, fabric=fabric)]
+        start = time.process_time()
+        score(model, test, samples=50, seed=0)
+        predicted = (time.process_time() - start) / len(test)
+        return {"step": (clock[-1] - clock[4]) / (len(clock) - 5), "image": predicted}
+
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in METHODS}
+    for _ in range(3):
+        for name, turns in found.items():
+            run = RunFolder(RESULTS / f"{slug(name)}-10000-seed0").card().run
+            turns.append(measured(replace(run, steps=25)))
+            print(name, turns[-1], flush=True)
+    least = {name: {key: min(turn[key] for turn in turns) for key in turns[0]} for name, turns in found.items()}
+    (RESULTS / "costs.json").write_text(json.dumps(least, indent=1) + "\n")
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
@@ -139,13 +179,16 @@ def slug(name: str) -> str:
 def table() -> None:
     """One row a method and size, means over seeds; written between the markers of docs/results.md."""
     rows: dict[tuple[int, str], list[dict[str, float]]] = {}
+    cost = json.loads((RESULTS / "costs.json").read_text())
     for file in sorted(RESULTS.glob("*/times.json")):
         folder, times = file.parent, json.loads(file.read_text())
         card = json.loads((folder / "run.json").read_text())
         size = card["run"].get("train_size") or 60_000
         calibrated = sorted(folder.glob("scores-mnist.*.json"))
         scores = json.loads((calibrated[0] if calibrated else folder / "scores-mnist.json").read_text())["scores"]
-        rows.setdefault((size, times.pop("name")), []).append(scores | times)
+        name = times["name"]
+        spent = {"train": STEPS[size] * cost[name]["step"], "predict": 10_000 * cost[name]["image"]}
+        rows.setdefault((size, name), []).append(scores | spent | {"parameters": times["parameters"]})
     lines = [
         "| training images | method | seeds | ERR | MNLL | ECE | BRIER | training, s | prediction, s | parameters |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -155,7 +198,7 @@ def table() -> None:
         runs = rows[size, name]
         mean = {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]}
         scores = " | ".join(f"{mean[key]:.4f}".lstrip("0") for key in ("err", "mnll", "ece", "brier"))
-        costs = f"{mean['train_seconds']:.0f} | {mean['predict_seconds']:.0f} | {mean['parameters']:,.0f}"
+        costs = f"{mean['train']:.0f} | {mean['predict']:.0f} | {mean['parameters']:,.0f}"
         lines.append(f"| {size:,} | {name} | {len(runs)} | {scores} | {costs} |")
     text = PAGE.read_text()
     block = re.compile(r"(<!-- mnist-methods -->\n).*?(<!-- /mnist-methods -->)", re.S)
@@ -169,6 +212,8 @@ if __name__ == "__main__":
             choose(Path(work))
         case ["run", work]:
             run(Path(work))
+        case ["costs"]:
+            costs()
         case ["table"]:
             table()
         case _:
