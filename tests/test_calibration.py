@@ -72,11 +72,20 @@ def test_temperature_leaves_labels_alone(dtype):
     assert calibrated.argmax(1).equal(log_probs.argmax(1))
 
 
-def test_a_perfect_hold_out_ends_at_the_sharp_edge_and_says_so():
+def test_a_hold_out_without_a_mistake_changes_nothing_and_says_so():
+    """Its optimum is T = 0: certainty of everything."""
     log_probs, _ = predictions()
     found = Temperature.fit(log_probs, log_probs.argmax(1))
+    assert found.temperature == 1
+    assert "no mistake" in found.warning
+    torch.testing.assert_close(found.apply(log_probs), log_probs)
+
+
+def test_a_mistake_that_is_almost_none_ends_at_the_sharp_edge_and_says_so():
+    log_probs = torch.tensor([[0.6, 0.4], [0.50001, 0.49999]], dtype=torch.float64).log()
+    found = Temperature.fit(log_probs, torch.tensor([0, 1]))
     assert found.temperature == 0.05
-    assert "edge" in found.warning and "no mistake" in found.warning
+    assert "edge" in found.warning and "almost no mistake" in found.warning
 
 
 def test_confidence_that_says_nothing_ends_at_the_blunt_edge_and_says_so():
@@ -89,13 +98,13 @@ def test_confidence_that_says_nothing_ends_at_the_blunt_edge_and_says_so():
 def test_uniform_predictions_need_no_temperature():
     log_probs = torch.zeros(10, 3).log_softmax(1)
     found = Temperature.fit(log_probs, torch.arange(10) % 3)
-    assert found.temperature == 1 and found.warning is None
+    assert found.temperature == 1 and "all uniform" in found.warning
     torch.testing.assert_close(found.apply(log_probs), log_probs)
 
 
-def test_one_image_is_enough_to_end_at_an_edge():
+def test_one_image_is_enough():
     log_probs = torch.tensor([[0.7, 0.3]]).log()
-    assert Temperature.fit(log_probs, torch.tensor([0])).temperature == 0.05
+    assert Temperature.fit(log_probs, torch.tensor([0])).temperature == 1
     assert Temperature.fit(log_probs, torch.tensor([1])).temperature == 20
 
 

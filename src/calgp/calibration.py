@@ -26,7 +26,7 @@ from torch import Tensor
 from calgp.errors import CalgpError, brief
 
 LOWEST = -1000.0  # the smallest log-probability that is told from smaller ones
-LOWEST_T, HIGHEST_T = 0.05, 20.0
+LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
 HALVINGS = 60  # of the bracket: beyond the precision of a float64
 STEPS = 500  # of L-BFGS, at most
 
@@ -67,7 +67,8 @@ class Temperature(Calibrator):
     """p ∝ p̄^β with β = 1/T (Guo et al. 2017; for a network without masks p̄ is its softmax): labels stay as they are.
 
     The negative log-likelihood is convex in β: its slope is bisected over T in [0.05, 20], so that the fit can neither
-    diverge nor become negative. A hold-out without a mistake has its optimum at T = 0: the fit then ends at the edge.
+    diverge nor become negative, and ends at an edge if it must. A hold-out without a mistake has its optimum at T = 0,
+    certainty of everything: T then stays 1.
     """
 
     summary: ClassVar[str] = "one temperature: p ∝ p̄^(1/T)"
@@ -81,8 +82,9 @@ class Temperature(Calibrator):
     @classmethod
     def fit(cls, log_probs: Tensor, y: Tensor) -> "Temperature":
         log_p, y = _held_out(log_probs, y)
-        if (log_p.amax(1) - log_p.amin(1)).amax() < 1e-6:  # all uniform, whatever the temperature
-            return cls(1.0)
+        uniform = (log_p.amax(1) - log_p.amin(1)).amax() < 1e-6  # whatever the temperature
+        if uniform or log_p.gather(1, y[:, None]).equal(log_p.amax(1, keepdim=True)):
+            return cls(UNTOLD_T)
         low, high = math.log(LOWEST_T), math.log(HIGHEST_T)
         if _slope(1 / LOWEST_T, log_p, y) <= 0:
             return cls(LOWEST_T)
@@ -99,12 +101,14 @@ class Temperature(Calibrator):
 
     @property
     def warning(self) -> str | None:
+        edge = f"T = {self.temperature:g} is the edge of its range [{LOWEST_T:g}, {HIGHEST_T:g}]: "
         reasons = {
-            LOWEST_T: "the hold-out has (almost) no mistake to learn from; more held-out images would tell.",
-            HIGHEST_T: "on the hold-out, confidence says next to nothing about being right.",
+            LOWEST_T: edge + "the hold-out has almost no mistake to learn from; more held-out images would tell.",
+            HIGHEST_T: edge + "on the hold-out, confidence says next to nothing about being right.",
+            UNTOLD_T: "T stays 1: the hold-out has no mistake to learn from, or its predictions are all uniform; more "
+            "held-out images would tell.",
         }
-        reason = reasons.get(self.temperature)
-        return reason and f"T = {self.temperature:g} is the edge of its range [{LOWEST_T:g}, {HIGHEST_T:g}]: {reason}"
+        return reasons.get(self.temperature)
 
 
 def _slope(beta: float, log_p: Tensor, y: Tensor) -> float:
