@@ -354,7 +354,8 @@ def shards() -> list[bytes]:
 def run_readers(folder: Path) -> list[Reader]:
     from lightning_fabric import Fabric
 
-    from calgp import calibration, cli, runs
+    from calgp import calibration, runs
+    from calgp.cli.shared import run_options
     from calgp.report import write_report
     from calgp.runs.folder import build
 
@@ -401,7 +402,7 @@ def run_readers(folder: Path) -> list[Reader]:
 
     def toml(data: bytes) -> object:
         (folder / "run.toml").write_bytes(data)
-        return runs.from_json(cli._options(folder / "run.toml", {}, ["method.keep=0.5"]))
+        return runs.from_json(run_options(folder / "run.toml", {}, ["method.keep=0.5"]))
 
     def report() -> object:
         return write_report([run], folder / "report.html"), runs.compare([run])

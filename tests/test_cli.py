@@ -551,10 +551,10 @@ def test_a_network_of_ones_own_is_trained_and_found_again(run_cli, tmp_path, mon
     ],
 )  # fmt: skip
 def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
-    from calgp.cli import _options
+    from calgp.cli.shared import run_options
     from calgp.runs import from_json
 
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     with pytest.raises(CalgpError) as caught:
-        from_json(_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
+        from_json(run_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
     assert len(str(caught.value)) < 600

@@ -1,0 +1,175 @@
+"""Many runs at once: the paper's experiments, and sweeps."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calgp.cli.shared import (
+    AddressOption,
+    DataOption,
+    EngineOption,
+    GpusOption,
+    JobsOption,
+    JsonOption,
+    ThreadsOption,
+    open_fabric,
+    out,
+    run_options,
+)
+from calgp.errors import CalgpError
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,
+    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (hours) or paper (a GPU).")] = "smoke",
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
+    jobs: JobsOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
+    faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
+    pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what there is.")] = False,
+    results: Annotated[Path, typer.Option(help="Small results of finished runs are taken from here.")] = Path(
+        "results"
+    ),
+    keep: Annotated[Path | None, typer.Option(help="Copy the small results of each finished run here.")] = None,
+    data: DataOption = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Rerun the paper's figures and tables: run what is missing, judge its claims, write a page for each.
+
+    Stop it whenever you like: the same command goes on where it was, and nothing is run twice. --engine ray makes the
+    runs on a Ray cluster whose machines share --out and --data (docs/scaling.md).
+
+    Example: calgp reproduce fig2 --scale laptop --jobs 2 --data images
+    """
+    import shlex
+
+    from calgp import experiments, show
+    from calgp.runs.engines import find_engine
+
+    if listed or name is None:
+        return out.print(show.experiment_table(experiments.EXPERIMENTS.values()))
+    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
+    chosen = experiments.chosen(name)
+    size = experiments.find_scale(scale)
+    cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
+    where = experiments.Where(folder / "runs", results, keep, data)
+    everything = [cell for planned in cells.values() for cell in planned]
+    if scale != "smoke":
+        out.print(show.cost(experiments.missing(everything, where), jobs or 1))
+    failures: dict[str, str] = {}
+    if not pages:
+        open_fabric("auto", "32-true", threads)
+        with show.overall_bar() as watch:
+            failures = experiments.run_missing(everything, where, engine=workers, watch=watch)
+    command = ["calgp", "reproduce", "", "--scale", scale, *["--faithful"] * faithful]
+    for each in chosen:
+        command[2] = each.name
+        page = experiments.write_experiment(
+            each, size, cells[each.name], experiments.rows_of(cells[each.name], where),
+            folder / (scale + "-faithful" * faithful) / each.name, command=command, authors=faithful, failures=failures,
+        )  # fmt: skip
+        out.print(f"{each.name}: {page}", soft_wrap=True)
+    if failures:
+        again = shlex.join([*command[:2], name, *command[3:]])
+        raise CalgpError(f"Not everything could be run; `{again}` tries again. " + " ".join(failures.values()))
+
+
+def sweep(
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="An option of `calgp train` or --set with its values: method.keep=0.5,0.9; with --random also a "
+            "range: lr=loguniform:1e-4:1e-2, or uniform, or integer.",
+        ),
+    ] = None,
+    random: Annotated[int | None, typer.Option(help="Draw so many settings instead of all combinations.")] = None,
+    draw_seed: Annotated[int | None, typer.Option(help="Of --random; more draws begin with the same ones.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Of the runs of each setting: 0,1,2; 0 unless given.")] = None,
+    source: Annotated[str | None, typer.Option(help="An image set (see `calgp sources`) or folder:PATH.")] = None,
+    method: Annotated[str | None, typer.Option(help="See `calgp methods`.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="lenet, lenet-cifar, lenet-3 or resnet.")] = None,
+    train_size: Annotated[int | None, typer.Option(help="A balanced part of the training images.")] = None,
+    holdout: Annotated[float | None, typer.Option(help="Share kept to choose by; 0.1 unless given.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training images.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", "--lr", help="Of Adam.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other option, the same for all runs.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of options, with tables [grid] and [sweep]; flags go before it.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and tables go.")] = Path("sweeps/sweep"),
+    samples: Annotated[int | None, typer.Option("--samples", "-S", help="Draws of the masks; 50 unless given.")] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Score the test images, too; nothing is chosen by them.")
+    ] = False,
+    part: Annotated[
+        str | None, typer.Option(metavar="INDEX/COUNT", help="Only these runs, 1/10 to 10/10: for job arrays.")
+    ] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="Run nothing: list what would be run, and its cost.")] = False,
+    jobs: JobsOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
+    data: DataOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train many settings with several seeds; a table of them, the best on the hold-out first.
+
+    All combinations of --grid, or --random draws. Stop it whenever you like: the same command goes on where it was, and
+    nothing is run twice. Test images are not looked at unless --evaluate asks for it, and never sorted by. The tables
+    are table.csv, table.json and report.html in --out.
+
+    Example: calgp sweep --method cnn-gp-sorf --epochs 3 --grid method.keep=0.5,0.9 --grid lr=1e-3,3e-3 --seeds 0,1,2
+    """
+    import shlex
+
+    from calgp import show
+    from calgp.experiments import sweep as sweeping
+    from calgp.experiments.reproduce import Where
+    from calgp.runs.engines import find_engine
+
+    given = {
+        "source": source, "method": method, "backbone": backbone, "train_size": train_size, "holdout": holdout,
+        "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate,
+        "schedule": schedule,
+    }  # fmt: skip
+    options = run_options(config, {name: value for name, value in given.items() if value is not None}, set_ or [])
+    told = {"drawn": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,
+            "seeds": seeds and _seeds(seeds)}  # fmt: skip
+    wanted = sweeping.described(options, grid or [], {name: value for name, value in told.items() if value is not None})
+    chosen = sweeping.Part.parse(part) if part else None
+    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
+    todo = sweeping.missing_jobs(wanted, Where(folder / "runs", data=data), chosen)
+    if dry:
+        return out.print(show.planned_table(wanted, todo), show.cost(todo, jobs or 1))
+    open_fabric("auto", "32-true", threads)
+    with show.overall_bar() as watch:
+        failures = sweeping.run_sweep(wanted, folder, data=data, part=chosen, engine=workers, watch=watch)
+    if chosen is None or not sweeping.missing_jobs(wanted, Where(folder / "runs")):  # the last part writes them
+        found = sweeping.found_by(wanted, folder)
+        command = shlex.join(["calgp", *sys.argv[1:]])
+        written = sweeping.write_sweep(wanted, found, folder, command=command, failures=failures)
+        if as_json:
+            print(json.dumps(written))
+        else:
+            out.print(show.sweep_table(found))
+            out.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+            out.print(f"Best on the hold-out: {written['best']}" if written["best"] else "", soft_wrap=True)
+    if failures:
+        raise CalgpError("Not everything could be run; the same command tries again. " + " ".join(failures.values()))
+
+
+def _seeds(text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise CalgpError(f"--seeds {text!r} is no list of whole numbers, such as 0,1,2.")
+    return [int(part) for part in text.split(",")]
