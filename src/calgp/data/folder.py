@@ -15,8 +15,8 @@ from torch import Tensor
 from calgp.errors import CalgpError
 
 from .decode import SUFFIXES, read_picture
-from .images import Colour, Images, check_form, stratified
-from .source import Source, Split
+from .images import Colour, Images, stratified
+from .source import Placed, Split
 from .streaming import Files, Growing, settled, sized, streamed, unreadable
 
 TEST_SHARE = 0.2
@@ -25,7 +25,7 @@ _REMEDY = "Repair or remove them, or skip them (skip_unreadable=True)."
 
 
 @dataclass(frozen=True)
-class Folder(Source):
+class Folder(Placed):
     """`path/class/**/*.png` (jpg, bmp, gif, webp, tif), or the same below `path/train` and `path/test`.
 
     Without `train` and `test`, a fixed random choice of 20 % of each class is the test part. `size` stretches every
@@ -36,19 +36,10 @@ class Folder(Source):
     pictures in the same order, in memory that does not grow with them. None can be skipped then.
     """
 
-    path: Path
-    colour: Colour | None = None
     skip_unreadable: bool = False
     workers: int | None = None
     name: str = field(init=False, default="folder")
     description: str = field(init=False, default="your own pictures: PATH/class/*.png, or PATH/train/… and PATH/test/…")
-    classes: int | None = field(init=False, default=None)
-    channels: int | None = field(init=False, default=None)
-    splits: tuple[Split, ...] = field(init=False, default=("train", "test"))
-    fetchable: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        check_form(self.size, self.colour)
 
     def load(self, split: Split, directory: Path | None = None) -> Images:
         """The pictures of "train" or "test"; `rows` count the files of the listing that they were found in."""

@@ -25,9 +25,9 @@ from calgp.errors import CalgpError, brief
 from .decode import LARGEST_FILE, SUFFIXES
 from .folder import Folder, divided
 from .formats import read_lines
-from .images import Colour, Images, check_form
+from .images import Images
 from .reading import Order
-from .source import Source, Split, cache_directory
+from .source import Placed, Split, cache_directory
 from .streaming import Files, Growing, Names, settled, streamed
 
 WINDOW = 4096  # pictures that are shuffled together
@@ -40,7 +40,7 @@ _SPREAD = 256  # of a run of bytes, the most that is read ahead for one that is 
 
 
 @dataclass(frozen=True)
-class Shards(Source):
+class Shards(Placed):
     """The pictures of tar files, which stay there: `path` is a pattern, or a folder of train-*.tar and test-*.tar.
 
     A pattern may hold * and ?, and numbers {0000..0099}; a fixed random choice of 20 % of each class of what it names
@@ -51,18 +51,9 @@ class Shards(Source):
     4,096 pictures: storage is read forwards. Pictures should not lie in the order of their classes.
     """
 
-    path: Path
-    colour: Colour | None = None
     workers: int = 2
     name: str = field(init=False, default="shards")
     description: str = field(init=False, default="tar files of NAME.jpg with NAME.cls: DIR, or train-{0000..0099}.tar")
-    classes: int | None = field(init=False, default=None)
-    channels: int | None = field(init=False, default=None)
-    splits: tuple[Split, ...] = field(init=False, default=("train", "test"))
-    fetchable: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        check_form(self.size, self.colour)
 
     def load(self, split: Split, directory: Path | None = None) -> Images:
         """The pictures of "train" or "test", `rows` counting those of the shards; the shards are indexed once."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from calgp.errors import CalgpError
 
-from .images import Images
+from .images import Colour, Images, check_form
 
 Split = Literal["train", "test"]
 
@@ -41,6 +41,21 @@ class Source(ABC):
             raise CalgpError(
                 f"{self.name} has no {split!r} part, only {parts}; load that one, or train on another set."
             )
+
+
+@dataclass(frozen=True)
+class Placed(Source):
+    """Somebody's own pictures at a path, decoded to `size` and `colour`; what else there is to know the files tell."""
+
+    path: Path
+    colour: Colour | None = None
+    classes: int | None = field(init=False, default=None)
+    channels: int | None = field(init=False, default=None)
+    splits: tuple[Split, ...] = field(init=False, default=("train", "test"))
+    fetchable: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        check_form(self.size, self.colour)
 
 
 def data_directory(option: Path | None = None) -> Path:
