@@ -11,7 +11,7 @@ from calgp.experiments import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
 from calgp.experiments.page import published_for, train_command
 from calgp.experiments.reproduce import key
 from calgp.experiments.rows import PAPER, Row
-from calgp.experiments.scales import ALL, CGP, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP, MNIST, RF, faithful
+from calgp.experiments.scales import ALL, CGP, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP, MCD, MNIST, RF, SORF, faithful
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, ResNet
 from calgp.runs import Run, from_json, to_json
@@ -101,7 +101,13 @@ def test_laptop_has_three_seeds_outside_and_full_cifar_for_the_masked():
 
 def test_a_run_of_patches_is_shared_by_the_panels_of_all_networks():
     scale = SCALES["laptop"]
-    assert scale.run(CGP, CIFAR10, 10_000, 0) == scale.run(CGP, CIFAR10_DEEP, 10_000, 0)
+    assert scale.run(CGP, CIFAR10, 5000, 0) == scale.run(CGP, CIFAR10_DEEP, 5000, 0)
+
+
+def test_a_panel_may_ask_for_other_options_than_its_scale():
+    scale = SCALES["laptop"]
+    assert scale.run(SORF, CIFAR10, 5000, 0).label == "cnn-gp-sorf-paper ratio=4 sigma=0.15 keep_filters=0.8"
+    assert scale.run(SORF, MNIST, 1000, 0).label == "cnn-gp-sorf-paper"
 
 
 def test_tables_compare_at_the_largest_size_that_all_their_methods_have():
@@ -119,6 +125,8 @@ def test_faithful_follows_the_authors_code():
     assert found.backbone == ResNet(batch_moments=True)
     assert (found.batch_size, found.learning_rate, found.schedule) == (100, 1e-3, "constant")
     assert faithful(found) == found
+    masked = SCALES["laptop"].run(MCD, CIFAR10, 1000, 0)
+    assert (masked.method.keep_filters, faithful(masked).method.keep_filters) == (0.8, 0.5)  # type: ignore[attr-defined]
     plain = Run(METHODS["cnn"], BACKBONES["lenet"], learning_rate=1e-3)
     assert faithful(plain) == plain
 
