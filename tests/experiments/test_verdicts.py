@@ -49,6 +49,15 @@ def test_lower(a, b, state):
     assert verdict.state == state
 
 
+def test_among_judges_the_chosen_rows_only():
+    """Clean images, on which b is better, say nothing about corrupted ones."""
+    clean = [row("a", 0.5, 0.51, x=0.0), row("b", 0.1, 0.11, x=0.0)]
+    corrupted = [row("a", 0.5, 0.51, x=1.0), row("b", 0.9, 0.91, x=1.0)]
+    judge = verdicts.among(lambda each: each.x != 0, verdicts.lower("a < b", ("a",), ("b",), ("err",)))
+    assert judge([*clean, *corrupted]).state == "held"
+    assert judge(clean).parts == ()
+
+
 def test_of_many_comparisons_one_against_by_chance_refutes_nothing():
     """0.12 beyond 0.1 refutes a claim of one comparison; of forty it must be beyond 0.165."""
     half = 0.1 / math.sqrt(2)  # of each row: 0.1 of the difference

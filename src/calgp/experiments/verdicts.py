@@ -115,6 +115,11 @@ def lower(claim: str, better: Iterable[str], worse: Iterable[str], metrics: Sequ
     return judge
 
 
+def among(chosen: Callable[[Row], bool], judge: Judge) -> Judge:
+    """A claim about some of the rows only."""
+    return lambda rows: judge([row for row in rows if chosen(row)])
+
+
 def alike(claim: str, first: str, second: str, metrics: Sequence[str] = PAPER, share: float = ALIKE) -> Judge:
     """Two methods differ by little, wherever both were run: the whole interval lies within what counts as alike."""
 
