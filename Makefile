@@ -49,7 +49,7 @@ load: $(CHECKS)  ## measure the server under load on loopback (about five minute
 	@$(BIN)/python -m bench.serve
 
 test: $(CHECKS)  ## run the tests (README's test command)
-	@$(BIN)/python -m pytest -n 2 tests src --doctest-modules
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests src --doctest-modules
 
 fuzz: $(CHECKS)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --files $(or $(FILES),100000)

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import pickle
 import re
@@ -129,10 +130,14 @@ def test_processes_read_ahead_and_end_with_the_reading():
             os.kill(pid, 0)
 
 
-def test_a_reader_that_is_killed_is_told():
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_reader_that_is_killed_is_told(which):
+    """Of two that have nothing to do, one waits with the lock of the queue in its hand: either is killed."""
     reading = Ahead(2).ahead(Slow(), (slice(i, i + 1) for i in range(50)))
-    pid = next(reading)[1].tolist()[0]
-    os.kill(pid, signal.SIGKILL)
+    next(reading)
+    time.sleep(0.3)  # the three batches on their way are read
+    readers = sorted(child.pid for child in multiprocessing.active_children() if child.pid)
+    os.kill(readers[which], signal.SIGKILL)
     with pytest.raises(CalgpError, match="ended from outside, or had no memory left"):
         for _ in reading:
             pass

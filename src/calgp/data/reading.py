@@ -107,7 +107,9 @@ class Ahead(Reading):
             return
         indices = iter(indices)
         under_way: deque[tuple[Index, Future[np.ndarray]]] = deque()
-        pool = ProcessPoolExecutor(self.workers, get_context(_start_method()), initializer=_begin, initargs=(x,))
+        context = get_context(_start_method())
+        last_word, end = context.Pipe(duplex=False)
+        pool = ProcessPoolExecutor(self.workers, context, initializer=_begin, initargs=(x, last_word))
         try:
             while True:
                 for index in islice(indices, self.workers * _AHEAD - len(under_way)):
@@ -117,12 +119,15 @@ class Ahead(Reading):
                 index, future = under_way.popleft()
                 yield index, torch.from_numpy(future.result())
         except BrokenProcessPool as error:
+            end.send(None)  # those left may wait for ever for a lock that the dead one held
             raise CalgpError(
                 "A process that reads pictures ahead was ended from outside, or had no memory left. A training goes on "
                 "from its last checkpoint with --resume; fewer --workers need less memory."
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+            last_word.close()
+            end.close()
 
     def content(self, x: Any) -> np.ndarray:
         return x.digests
@@ -147,19 +152,20 @@ def _submitted(pool: ProcessPoolExecutor, index: Index) -> Future[np.ndarray]:
 _pictures: Any = None  # of a process that reads ahead
 
 
-def _begin(x: Any) -> None:
-    """Ctrl-C and SIGTERM are for the process that trains, whose end is also the end of those that read for it."""
+def _begin(x: Any, last_word: connection.Connection) -> None:
+    """Ctrl-C and SIGTERM are for the process that trains, whose end or last word also ends those that read for it."""
     global _pictures
     _pictures = x
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(last_word,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(last_word: connection.Connection) -> None:
+    """Nobody takes the word, so that each reader sees it."""
     parent = parent_process()
     if parent is not None:
-        connection.wait([parent.sentinel])
+        connection.wait([parent.sentinel, last_word])
         os._exit(1)
 
 
