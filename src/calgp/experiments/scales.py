@@ -214,6 +214,8 @@ _LAPTOP_CIFAR = {
     RF: {"sigma": 0.3, "keep_filters": 0.8}, SORF: {"sigma": 0.15, "ratio": 4, "keep_filters": 0.8},
     MCD: {"keep_filters": 0.8}, GPDNN_MCD: {"keep_filters": 0.8},
 }  # fmt: skip
+# a ResNet(1) of 16 to 64 filters: RF's from pilots on a hold-out of MNIST, where 0.5 left it unfitted (docs/results.md)
+_LAPTOP_DEEP = {method: {"keep_filters": 0.9} for method in (RF, SORF, MCD, GPDNN_MCD)}
 _THREE, _TWO, _ONE = (0, 1, 2), (0, 1), (0,)
 
 
@@ -234,12 +236,16 @@ def _laptop() -> Scale:
                 {10_000: without_patches, None: masked}, samples=20, options=_LAPTOP_CIFAR,
                 rates={MCD: 1.5e-3, CAL: 1.5e-3},  # with 6e-3 the likelihood of CNN+MCD stops falling
             ),
-            CIFAR10_DEEP: Setting("cifar10", resnet, sizes, seeds, {10_000: without_patches}, samples=20),
+            CIFAR10_DEEP: Setting(
+                "cifar10", resnet, sizes, seeds, {10_000: without_patches}, samples=20, options=_LAPTOP_DEEP
+            ),
             CIFAR100_DEEP: Setting(
                 "cifar100", resnet, {5000: 1000, 30_000: 4000}, {5000: _ONE, 30_000: _ONE},
-                {30_000: without_patches}, samples=20,
+                {30_000: without_patches}, samples=20, options=_LAPTOP_DEEP,
             ),
-            MNIST_DEEP: Setting("mnist", resnet, {10_000: 1000}, {10_000: _THREE}, outside="notmnist", samples=20),
+            MNIST_DEEP: Setting(
+                "mnist", resnet, {10_000: 1000}, {10_000: _THREE}, outside="notmnist", samples=20, options=_LAPTOP_DEEP
+            ),
             CIFAR10_DEPTH: Setting("cifar10", BACKBONES["lenet-3"], {10_000: 1500}, {10_000: _TWO}, samples=20),
         },
         _LAPTOP, batch_size=100, schedule="one-cycle", width=64, corrupted=1000,
