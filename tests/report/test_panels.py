@@ -3,6 +3,8 @@
 import re
 from xml.etree import ElementTree as ET
 
+import pytest
+
 from calgp.report.figures import Bins
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 
@@ -50,6 +52,13 @@ def test_ladders_show_published_numbers_beside_measured():
     figure = ladders({"p": {"ERR": points}}, styled=styles(METHODS[:3]))
     assert (drawn(figure, "dot"), drawn(figure, "published")) == (2, 2)
     assert figure.svg.count(">not run<") == 1
+
+
+@pytest.mark.parametrize(("last", "far"), [(0.39, 0), (0.41, 1)])
+def test_one_number_far_beyond_the_others_is_written_at_the_edge(last, far):
+    points = [("method 0", 0.05, 0.02, None), ("method 1", 0.1, None, None), ("method 2", last, None, None)]
+    figure = ladders({"p": {"ERR": points}}, styled=styles(METHODS[:3]))
+    assert (drawn(figure, "dot"), drawn(figure, "far"), figure.svg.count(">0.41 →<")) == (3 - far, far, far)
 
 
 def test_same_input_same_bytes():

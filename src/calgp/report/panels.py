@@ -4,9 +4,11 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, ScalarFormatter
 
 from .figures import Bins, draw_reliability
@@ -182,7 +184,10 @@ def ladders(
     *,
     styled: Mapping[str, tuple[str, str]],
 ) -> Drawn:
-    """Rows of a table as dots: (label, measured, its error, published); a diamond is the published number."""
+    """Rows of a table as dots: (label, measured, its error, published); a diamond is the published number.
+
+    One number that is far beyond the others is written at the edge instead.
+    """
     metrics = list(next(iter(panels.values())))
     rows = [max(len(column) for column in columns.values()) for columns in panels.values()]
     with drawing():
@@ -230,23 +235,29 @@ def _draw_density(axes: Axes, edges: Sequence[float], counts: Sequence[float], c
     marked(axes.stairs(heights, edges, color=colour, linewidth=1.6, linestyle=dashes), "density")  # pyright: ignore
 
 
+def _far(values: Sequence[float]) -> float | None:
+    """The largest of several, if it is four times the next: on one axis with it, the others would be a heap."""
+    *others, largest = sorted(values) if values else [0.0]
+    return largest if len(others) > 1 and largest > 4 * others[-1] else None
+
+
+def _write(axes: Axes, text: str, place: int, side: Literal["center", "right"], **style: Any) -> Annotation:
+    where = (0.5 if side == "center" else 0.98, place)
+    return axes.annotate(text, where, xycoords=("axes fraction", "data"), ha=side, va="center", size=11, **style)
+
+
 def _draw_ladder(
     axes: Axes,
     points: Sequence[tuple[str, float | None, float | None, float | None]],
     styled: Mapping[str, tuple[str, str]],
 ) -> None:
+    far = _far([number for _, value, _, published in points for number in (value, published) if number is not None])
     for place, (label, value, half, published) in enumerate(points):
         colour, mark = styled[label]
         if value is None:
-            axes.annotate(
-                "not run",
-                (0.5, place),
-                xycoords=("axes fraction", "data"),
-                ha="center",
-                va="center",
-                alpha=0.6,
-                size=11,
-            )
+            _write(axes, "not run", place, "center", alpha=0.6)
+        elif value == far:
+            marked(_write(axes, f"{value:.3g} \N{RIGHTWARDS ARROW}", place, "right", color=colour), "far")
         else:
             if half is not None and math.isfinite(half):
                 axes.hlines(place, max(value - half, 0.0), value + half, color=colour, linewidth=2)
