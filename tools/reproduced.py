@@ -71,10 +71,10 @@ def _rows(name: str, rows: list[dict[str, Any]]) -> list[str]:
         cells = [row["panel"], *x, row["method"], str(len(row["seeds"])), *(_cell(row, m) for m in metrics)]
         lines.append(f"| {' | '.join(cells)} |\n")
     if left:
-        cells = dict[str, list[str]]()
+        missing = dict[str, list[str]]()
         for row in left:
-            cells.setdefault(row["panel"] + (f", {row[axis]:,g}" if axis in row else ""), []).append(row["method"])
-        lines.append("\nNot run:\n\n" + "".join(f"- {cell}: {'; '.join(who)}\n" for cell, who in cells.items()))
+            missing.setdefault(row["panel"] + (f", {row[axis]:,g}" if axis in row else ""), []).append(row["method"])
+        lines.append("\nNot run:\n\n" + "".join(f"- {cell}: {'; '.join(who)}\n" for cell, who in missing.items()))
     return lines
 
 
