@@ -131,16 +131,64 @@ def test_processes_read_ahead_and_end_with_the_reading():
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_reader_that_is_killed_is_told(which):
-    """Of two that have nothing to do, one waits with the lock of the queue in its hand: either is killed."""
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_reader_that_is_killed_is_told(which, goes_on):
+    """Also where a reading is left before anybody has noticed: the others end all the same."""
     reading = Ahead(2).ahead(Slow(), (slice(i, i + 1) for i in range(50)))
     next(reading)
     time.sleep(0.3)  # the three batches on their way are read
     readers = sorted(child.pid for child in multiprocessing.active_children() if child.pid)
     os.kill(readers[which], signal.SIGKILL)
+    if goes_on:
+        with pytest.raises(CalgpError, match="ended from outside, or had no memory left"):
+            for _ in reading:
+                pass
+    else:
+        reading.close()
+    assert not any(_runs(pid) for pid in readers)
+
+
+class Large:
+    """Pictures that no pipe holds: who hands them over waits in the midst of them."""
+
+    def __getitem__(self, index):
+        return torch.full((8_000_000,), index.start % 256, dtype=torch.uint8)  # by several threads, where there are
+
+
+def test_a_reader_that_is_killed_while_it_hands_pictures_over_is_told():
+    reading = Ahead(1).ahead(Large(), (slice(i, i + 1) for i in range(50)))
+    assert next(reading)[1].eq(0).all()
+    time.sleep(0.3)  # the second batch is in the pipe with its first part
+    (reader,) = multiprocessing.active_children()
+    os.kill(reader.pid, signal.SIGKILL)
     with pytest.raises(CalgpError, match="ended from outside, or had no memory left"):
-        for _ in reading:
-            pass
+        next(reading)
+
+
+class Faulty:
+    """Pictures with a fault that nobody foresaw."""
+
+    def __getitem__(self, index):
+        raise ZeroDivisionError(index)
+
+
+def test_a_fault_in_a_reader_comes_with_its_place():
+    with pytest.raises(RuntimeError, match=r"(?s)in __getitem__.*ZeroDivisionError: slice\(3, 4, None\)"):
+        next(Ahead(2).ahead(Faulty(), [slice(3, 4)]))
+
+
+OPEN = """
+import sys
+from pathlib import Path
+from calgp.data import Folder
+images = Folder(Path(sys.argv[1]), workers=2, size=28, colour="grey").load("train")
+reading = images.read(images.parts(10))
+next(reading)
+"""
+
+
+def test_a_program_ends_in_the_midst_of_a_reading(digits):
+    subprocess.run([sys.executable, "-c", OPEN, str(digits)], check=True, timeout=60)
 
 
 ORPHANS = """

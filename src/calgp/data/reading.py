@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
+import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
-from multiprocessing import connection, get_all_start_methods, get_context, parent_process
+from itertools import cycle, islice
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -106,28 +110,18 @@ class Ahead(Reading):
             yield from ((index, x[index]) for index in indices)
             return
         indices = iter(indices)
-        under_way: deque[tuple[Index, Future[np.ndarray]]] = deque()
-        context = get_context(_start_method())
-        last_word, end = context.Pipe(duplex=False)
-        pool = ProcessPoolExecutor(self.workers, context, initializer=_begin, initargs=(x, last_word))
-        try:
+        under_way: deque[tuple[Index, _Reader]] = deque()
+        with ExitStack() as stack:
+            turns = cycle([stack.enter_context(_Reader(x)) for _ in range(self.workers)])
             while True:
                 for index in islice(indices, self.workers * _AHEAD - len(under_way)):
-                    under_way.append((index, _submitted(pool, index)))
+                    reader = next(turns)
+                    reader.ask(index)
+                    under_way.append((index, reader))
                 if not under_way:
                     return
-                index, future = under_way.popleft()
-                yield index, torch.from_numpy(future.result())
-        except BrokenProcessPool as error:
-            end.send(None)  # those left may wait for ever for a lock that the dead one held
-            raise CalgpError(
-                "A process that reads pictures ahead was ended from outside, or had no memory left. A training goes on "
-                "from its last checkpoint with --resume; fewer --workers need less memory."
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            last_word.close()
-            end.close()
+                index, reader = under_way.popleft()
+                yield index, torch.from_numpy(reader.answer())
 
     def content(self, x: Any) -> np.ndarray:
         return x.digests
@@ -136,38 +130,89 @@ class Ahead(Reading):
         return names.take(index)
 
 
+class _Reader:
+    """A process that reads pictures for this one. It shares a pipe with it and nothing with other readers: any of them
+    may be killed at any moment, and what it was about to hand over then ends early instead of being waited for."""
+
+    def __init__(self, x: Any) -> None:
+        context = get_context(_start_method())
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(  # type: ignore[attr-defined]
+            target=_read_ahead, args=(x, theirs, self._pipe), daemon=True
+        )
+        with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads; readers touch no lock of theirs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+        atexit.register(self._process.kill)  # Python would end the readers of an open reading by SIGTERM, in vain
+
+    def ask(self, index: slice | Tensor) -> None:
+        with _told_if_ended():
+            self._pipe.send(index if isinstance(index, slice) else index.numpy())
+
+    def answer(self) -> np.ndarray:
+        """The pictures of the first index asked for that was not answered."""
+        with _told_if_ended():
+            answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A reader changes nothing: it may be stopped wherever it stands."""
+        atexit.unregister(self._process.kill)
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+@contextmanager
+def _told_if_ended() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise CalgpError(
+            "A process that reads pictures ahead was ended from outside, or had no memory left. A training goes on "
+            "from its last checkpoint with --resume; fewer --workers need less memory."
+        ) from error
+
+
 def _start_method() -> str | None:
     """Forked processes begin at once and share the list of files with this one; elsewhere, what the system has."""
     return "fork" if "fork" in get_all_start_methods() else None
 
 
-def _submitted(pool: ProcessPoolExecutor, index: Index) -> Future[np.ndarray]:
-    with (
-        warnings.catch_warnings()
-    ):  # Python 3.12 warns of forks beside threads; these processes touch no lock of theirs
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return pool.submit(_read, index if isinstance(index, slice) else index.numpy())
+# in the process that reads -------------------------------------------------------------------------------------------
 
 
-_pictures: Any = None  # of a process that reads ahead
-
-
-def _begin(x: Any, last_word: connection.Connection) -> None:
-    """Ctrl-C and SIGTERM are for the process that trains, whose end or last word also ends those that read for it."""
-    global _pictures
-    _pictures = x
+def _read_ahead(x: Any, pipe: Connection, other_end: Connection) -> None:
+    """Ctrl-C and SIGTERM are for the process that trains, whose end also ends those that read for it."""
+    other_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(last_word,), daemon=True).start()
+    torch.set_num_threads(1)  # a forked process has no others, and would wait for them
+    indices: SimpleQueue[slice | np.ndarray] = SimpleQueue()
+    threading.Thread(target=_receive, args=(pipe, indices), daemon=True).start()
+    with ThreadPoolExecutor(1) as hand:  # the next pictures are read while these are handed over
+        while True:
+            hand.submit(pipe.send, _read(x, indices.get()))
 
 
-def _end_with_parent(last_word: connection.Connection) -> None:
-    """Nobody takes the word, so that each reader sees it."""
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel, last_word])
-        os._exit(1)
+def _receive(pipe: Connection, indices: SimpleQueue[slice | np.ndarray]) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            indices.put(pipe.recv())
+    os._exit(1)
 
 
-def _read(index: slice | np.ndarray) -> np.ndarray:
-    return _pictures[index if isinstance(index, slice) else torch.from_numpy(index)].numpy()
+def _read(x: Any, index: slice | np.ndarray) -> np.ndarray | Exception:
+    """The pictures, or why there are none; what nobody foresaw comes with the place where it happened."""
+    try:
+        return x[index if isinstance(index, slice) else torch.from_numpy(index)].numpy()
+    except (CalgpError, OSError, MemoryError) as error:
+        return error
+    except Exception:
+        return RuntimeError(f"A process that reads pictures ahead has failed.\n{traceback.format_exc()}")
