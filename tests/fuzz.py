@@ -372,7 +372,8 @@ def run_readers(folder: Path) -> list[Reader]:
     shutil.copytree(run.path, other.path)
     both = runs.RunFolder(folder / "both")
     runs.ensemble([run, other], both)
-    runs.calibrate(run, fabric, samples=2)
+    runs.calibrate(run, fabric, samples=2, share=0.5)
+    runs.decide(run, fabric, error=0.9, confidence=None, coverage=0.5, samples=2)
     begun = runs.RunFolder(folder / "begun")
     begun.path.mkdir()
     shutil.copy(run.path / "run.json", begun.path)
@@ -413,8 +414,17 @@ def run_readers(folder: Path) -> list[Reader]:
         for name, place in (("model", run), ("checkpoint", begun))
     }
     listed, fitted_here = (both.path / "run.json").read_bytes(), (run.path / "calibration.json").read_bytes()
+    decided_here = (run.path / "decisions.json").read_bytes()
     evaluated = [path.read_bytes() for path in scores]
     columns = predicted.read_bytes()
+
+    def decided() -> object:
+        """As `evaluate` does with images of the run's ten classes."""
+        found = run.decider(calibrated=True)
+        log_probs = torch.linspace(-1, 1, 40).view(4, 10).log_softmax(1)
+        if found is not None and found.selection is not None:
+            found.selection.abstains(log_probs.amax(1))
+        return found and found.sets and found.sets.apply(log_probs, torch.full((4,), 0.5))
 
     def compared() -> object:
         return run.evaluations(), runs.compare([run])
@@ -428,6 +438,7 @@ def run_readers(folder: Path) -> list[Reader]:
         Reader("run.json, model", variants(described), of(run, "run.json", run.model), mutate_json, 2),
         Reader("run.json, ensemble", (listed,), of(both, "run.json", both.model), mutate_json),
         Reader("calibration.json", (fitted_here,), of(run, "calibration.json", run.calibrator), mutate_json, 2),
+        Reader("decisions.json", (decided_here,), of(run, "decisions.json", decided), mutate_json, 2),
         Reader("calibrators", fitted, lambda data: calibration.from_json(_loaded(data)), mutate_json),
         Reader("scores-*.json", evaluated, of(run, own, compared), mutate_json, 2),
         Reader("log.jsonl", (log,), of(run, "log.jsonl", run.log), mutate_lines),

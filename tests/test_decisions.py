@@ -421,6 +421,8 @@ def test_decisions_are_small_data_and_come_back_to_the_bit(both):
         ("selection", {"score": "luck"}),
         ("selection", {"threshold": "0.5"}),
         ("selection", {"threshold": -1.0}),
+        ("selection", {"threshold": 10**400}),
+        ("sets", {"thresholds": [10**400] * 10}),
         ("selection", {"error": None}),
         ("selection", {"new": 1}),
         ("sets", {"kind": "raps"}),

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, brief
 
 LEVELS = 20  # counts of answered images that a guaranteed threshold is chosen from
 HALVINGS = 60  # of a bracket: beyond the precision of a float64
@@ -400,9 +400,10 @@ def _selection(data: dict[str, Any]) -> Selection:
     _share("error", found.error)
     if found.confidence is not None:
         _share("confidence", found.confidence)
-    if found.threshold is not None and not 0 <= _number(found.threshold) < math.inf:
-        raise ValueError(f"threshold {found.threshold} is no doubt")
-    return found
+    threshold = None if found.threshold is None else _number(found.threshold)
+    if threshold is not None and threshold < 0:
+        raise ValueError(f"threshold {threshold} is no doubt")
+    return dataclasses.replace(found, threshold=threshold)
 
 
 def _sets(data: dict[str, Any]) -> PredictionSets:
@@ -417,8 +418,8 @@ def _sets(data: dict[str, Any]) -> PredictionSets:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
-    return value
+        raise ValueError(f"{brief(value)} is no finite number")
+    return float(value)  # which an int may be too large for: ArithmeticError
 
 
 def _share(name: str, value: float) -> float:
