@@ -95,13 +95,13 @@ class ResNetFeatures(Features):
             h = self._first(h, noise)
         for block in self.blocks:
             h = block(h, noise)
-        return self.last_norm(h).relu().mean((2, 3))
+        return self.last_norm(h).relu_().mean((2, 3))
 
     def kl(self) -> Float[Tensor, ""]:
         return torch.stack([m.kl() for m in self.modules() if isinstance(m, Convolution)]).sum()
 
     def _first(self, h: Tensor, noise: Noise | None) -> Tensor:
-        return self.first_norm(self.first(h, noise)).relu()
+        return self.first_norm(self.first(h, noise)).relu_()
 
 
 class Block(nn.Module):
@@ -125,11 +125,13 @@ class Block(nn.Module):
         self.convolution2 = masking.convolution(width, width, 3, bias=False, generator=generator)
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
-        h = x if self.norm1 is None else self.norm1(x).relu()
+        h = x if self.norm1 is None else self.norm1(x).relu_()
         h = self.convolution1(h, noise)
-        h = self.convolution2(self.norm2(h).relu(), noise)
+        h = self.convolution2(self.norm2(h).relu_(), noise)
         shortcut = self._shortcut(x)
-        return h + shortcut.repeat(h.shape[0] // shortcut.shape[0], 1, 1, 1)  # the first mask makes S · N rows of N
+        if len(h) == len(shortcut):
+            return h.add_(shortcut)  # in place: a block spends more time in memory than on its convolutions
+        return h + shortcut.repeat(len(h) // len(shortcut), 1, 1, 1)  # the first mask has made S · N rows of N
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride > 1:
