@@ -112,7 +112,8 @@ def frontiers(
             axes.set_title(plain(panel, 26), size=12, loc="left")
             axes.margins(x=0.15)
         _shared_legend(figure, {label for points in panels.values() for label, *_ in points}, styled)
-        return _drawn(figure, f"Calibration against the cost of a prediction; {BARS}. Down and left is better.")
+        told = "Calibration against the cost of a prediction (what its evaluation took, not side by side with the others)"
+        return _drawn(figure, f"{told}; {BARS}. Down and left is better.")
 
 
 def undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
