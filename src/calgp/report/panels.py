@@ -112,7 +112,7 @@ def frontiers(
             axes.set_title(plain(panel, 26), size=12, loc="left")
             axes.margins(x=0.15)
         _shared_legend(figure, {label for points in panels.values() for label, *_ in points}, styled)
-        told = "Calibration against the cost of a prediction (what its evaluation took, not side by side with the others)"
+        told = "Calibration against the cost of a prediction (as its evaluation took it, not side by side)"
         return _drawn(figure, f"{told}; {BARS}. Down and left is better.")
 
 
