@@ -415,6 +415,16 @@ def test_decisions_are_small_data_and_come_back_to_the_bit(both):
     assert from_json(to_json(Decisions(everything, None))).selection.threshold is None
 
 
+def test_whole_numbers_beyond_64_bits_are_thresholds(both):
+    data = to_json(both)
+    data["selection"] |= {"threshold": 10**30}
+    data["sets"] |= {"thresholds": [10**30] * 10}
+    found = from_json(json.loads(json.dumps(data)))
+    log_probs = torch.zeros(2, 10).log_softmax(1)
+    assert not found.selection.abstains(torch.tensor([0.5, 1.0])).any()
+    assert found.sets.apply(log_probs, torch.full((2,), 0.5)).all()
+
+
 @pytest.mark.parametrize(
     ("part", "change"),
     [

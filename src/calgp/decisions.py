@@ -419,7 +419,7 @@ def _sets(data: dict[str, Any]) -> PredictionSets:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{brief(value)} is no finite number")
-    return float(value)  # which an int may be too large for: ArithmeticError
+    return float(value)  # tensors are not compared with integers of more than 64 bits
 
 
 def _share(name: str, value: float) -> float:
