@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import Curve, Machine, Row, describe
-from calgp.runs import keep_freed_memory
+from calgp.runs import tune_process
 
 QUESTIONS = ("transform", "masks", "step", "prediction", "metrics", "scaling")
 LOADED = 0.1  # a larger share of the processors in other hands spoils the numbers
@@ -32,7 +32,7 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no question {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
     console = Console() if sys.stdout.isatty() else Console(width=150)
-    keep_freed_memory()  # for all contenders alike, as `calgp` does
+    tune_process()  # for all contenders alike, as `calgp` does
     load = os.getloadavg()[0]
     if load > LOADED * (os.cpu_count() or 1):
         console.print(f"[yellow]The load is {load:.1f} before anything has begun: the machine is not quiet.[/]")

@@ -51,14 +51,14 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
 
     import torch
 
-    from calgp.runs import keep_freed_memory, open_device
+    from calgp.runs import open_device, tune_process
     from calgp.runs.devices import ranks
 
     if processes is None and ranks() > 1:
         raise CalgpError("Only train, evaluate and predict can share their work; start this command without torchrun.")
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
-    keep_freed_memory()
+    tune_process()
     if threads is not None:
         require_positive("threads", threads)
         torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ from calgp.runs.ensembles import ensemble
 from calgp.runs.evaluation import Evaluation, Predictor, decide_files, evaluate, predict_files, score
 from calgp.runs.export import Exported, export, export_model
 from calgp.runs.folder import Card, RunFolder, shipped_run
-from calgp.runs.memory import keep_freed_memory
+from calgp.runs.process import flush_denormals, keep_freed_memory, tune_process
 from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.run import Run, from_json, identity, to_json
 from calgp.runs.training import Interrupted, Step, fit, train
@@ -36,6 +36,7 @@ __all__ = [
     "export",
     "export_model",
     "fit",
+    "flush_denormals",
     "from_json",
     "gathered",
     "identity",
@@ -50,5 +51,6 @@ __all__ = [
     "to_json",
     "together",
     "train",
+    "tune_process",
     "verify",
 ]

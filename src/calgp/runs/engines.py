@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from calgp.errors import CalgpError
-from calgp.runs.memory import keep_freed_memory
+from calgp.runs.process import tune_process
 from calgp.runs.training import Interrupted
 
 FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one task; the others go on
@@ -207,7 +207,7 @@ def work_alone() -> None:
     """What a process that works for another needs first: one thread and no chatter."""
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
-    keep_freed_memory()
+    tune_process()
     torch.set_num_threads(1)
 
 

@@ -25,6 +25,19 @@ print(faults() - before)
 """
 
 
+DENORMALS = """
+import sys
+import torch
+from calgp.runs import flush_denormals
+
+if sys.argv[1] == "flush" and not flush_denormals():
+    sys.exit("this processor cannot")
+torch.set_num_threads(2)
+x = torch.full((4_000_000,), 1.2e-38)  # the least normal float is 1.18e-38; enough of them for both threads
+print(int((x / 10 != 0).sum()), int((x != 0).sum()))
+"""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc has no mallopt")
 def test_a_freed_tensor_leaves_its_pages_to_the_next():
     """64 MB are 15,625 pages of 4 KB (fewer if the system has larger ones), asked for again each time, or never."""
@@ -34,3 +47,15 @@ def test_a_freed_tensor_leaves_its_pages_to_the_next():
         return int(done.stdout)
 
     assert page_faults("keep") < 0.01 * page_faults("default")
+
+
+def test_denormal_numbers_are_zero_in_every_thread_and_normal_ones_are_kept():
+    def kept(mode):
+        done = subprocess.run([sys.executable, "-c", DENORMALS, mode], capture_output=True, text=True)
+        if "this processor cannot" in done.stderr:
+            pytest.skip(done.stderr.strip())
+        assert done.returncode == 0, done.stderr
+        return tuple(map(int, done.stdout.split()))
+
+    assert kept("default") == (4_000_000, 4_000_000)
+    assert kept("flush") == (0, 4_000_000)
