@@ -10,12 +10,18 @@ import shutil
 import signal
 import time
 from collections import deque
+from importlib.resources import files
 from pathlib import Path
 from select import select
 from typing import Any
 
 import pytest
 
+AXE = """axe.run(document, {resultTypes: ['violations', 'incomplete']}).then(found => ({
+    violations: found.violations.map(rule => [rule.id, rule.nodes.map(node => [node.html, node.failureSummary])]),
+    unsure: found.incomplete.flatMap(rule => rule.nodes.map(node => [rule.id, node.html])),
+    passes: found.passes.map(rule => rule.id),
+}))"""
 SECONDS = 20.0  # that a step may take, on a busy machine
 
 
@@ -211,6 +217,14 @@ class Page:
         data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
             self.send("Input.dispatchDragEvent", type=kind, x=x + width / 2, y=y + height / 2, data=data)
+
+    def axe(self) -> dict[str, Any]:
+        """What axe finds: violations of rules of accessibility, what it is unsure of, and the rules that are kept."""
+        self.evaluate((files("axe_core_python") / "axe.min.js").read_text("utf-8") + "; 0")
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        found = self.evaluate(AXE)
+        # of text in figures it cannot tell the background; their colours are those of text that it checks elsewhere
+        return found | {"unsure": [each for each in found["unsure"] if not each[1].startswith("<text")]}
 
     def screenshot(self, file: Path, *, whole: bool = False) -> None:
         data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]

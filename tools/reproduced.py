@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ def main(tables: str) -> None:
         figure = f"figures/{name}.png"
         shutil.copy(Path(tables) / name / f"{name}.png", DOCS / figure)
         parts += [f"\n## {name}: {EXPERIMENTS[name].title}\n\n{table['claim']}\n\n", f"![{name}]({figure})\n\n"]
-        parts += [f"- **{each['state']}**: {each['claim']} ({each['told']})\n" for each in table["verdicts"]]
-        parts += [f"- {note}\n" for note in EXPERIMENTS[name].notes]
-        parts += ["\n", *_rows(name, table["rows"])]
+        parts += [line for each in table["verdicts"] for line in _verdict(each)]
+        parts += [f"{note}\n\n" for note in EXPERIMENTS[name].notes]
+        parts += [*_rows(name, table["rows"])]
     (DOCS / "reproduced.md").write_text("".join(parts))
 
 
@@ -56,6 +57,24 @@ def _summary(found: dict[str, Any]) -> list[str]:
 def _anchor(name: str) -> str:
     kept = "".join(c for c in f"{name}: {EXPERIMENTS[name].title}".lower() if c.isalnum() or c in " -")
     return "-".join(kept.split())
+
+
+def _verdict(verdict: dict[str, Any]) -> list[str]:
+    """A claim, how its comparisons went, and where, if that is more than one place."""
+    places = dict[tuple[str, str], Counter[str]]()
+    for part in verdict["comparisons"]:
+        places.setdefault((part["panel"], part["metric"]), Counter())[part["state"]] += 1
+    panels, metrics = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
+    lines = [f"**{verdict['state']}**: {verdict['claim']} ({verdict['told']})\n\n"]
+    if len(panels) > 1:
+        lines.append(f"| for / undecided / against | {' | '.join(NAMES[metric] for metric in metrics)} |\n")
+        lines.append(f"| --- |{' ---: |' * len(metrics)}\n")
+        for panel in panels:
+            counts = [places.get((panel, metric), Counter()) for metric in metrics]
+            told = [" / ".join(str(count[state]) for state in ("held", "undecided", "not held")) for count in counts]
+            lines.append(f"| {panel} | {' | '.join(told)} |\n")
+        lines.append("\n")
+    return lines
 
 
 def _rows(name: str, rows: list[dict[str, Any]]) -> list[str]:

@@ -70,6 +70,19 @@ def test_of_many_comparisons_one_against_by_chance_refutes_nothing():
     assert (state([], 0.12), state(good, 0.12), state(good, 0.17)) == ("not held", "undecided", "not held")
 
 
+def test_comparisons_are_counted_where_they_were_made():
+    errors = {"p": (0.1, 0.5), "q": (0.5, 0.1), "r": (0.3, 0.3)}
+    rows = [
+        row(name, err, half=0.01, panel=panel)
+        for panel, both in errors.items()
+        for name, err in zip("ab", both, strict=True)
+    ]
+    verdict = verdicts.lower("a < b", ("a",), ("b",), ("err",))(rows)
+    assert [dict(verdict.count(panel)) for panel in "pqr"] == [{"held": 1}, {"not held": 1}, {"undecided": 1}]
+    assert dict(verdict.count(metric="err")) == {"held": 1, "not held": 1, "undecided": 1}
+    assert not verdict.count(metric="ece")
+
+
 def test_what_was_not_run_is_undecided_and_says_so():
     verdict = verdicts.lower("a < b", ("a",), ("b",))([row("a", 0.1, 0.2), row("b")])
     assert (verdict.state, verdict.told, verdict.parts) == ("undecided", "not run", ())

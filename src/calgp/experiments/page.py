@@ -12,7 +12,7 @@ from typing import Any
 
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES
-from calgp.report.experiment import Judged, Table, experiment_page
+from calgp.report.experiment import Judged, Table, Tally, experiment_page
 from calgp.report.figures import Bins
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.report.words import decimal, percent
@@ -356,7 +356,19 @@ def _facts(scale: Scale, rows: Sequence[Row], authors: bool) -> list[tuple[str, 
 
 
 def _judged(verdict: Verdict) -> Judged:
-    return Judged(verdict.claim, verdict.state, verdict.told, [_part(part) for part in verdict.parts])
+    return Judged(verdict.claim, verdict.state, verdict.told, _tally(verdict), [_part(part) for part in verdict.parts])
+
+
+def _tally(verdict: Verdict) -> Tally:
+    panels = dict.fromkeys(part.panel for part in verdict.parts)
+    metrics = dict.fromkeys(part.metric for part in verdict.parts)
+
+    def counts(panel: str, metric: str) -> tuple[int, int, int]:
+        found = verdict.count(panel, metric)
+        return found["held"], found["undecided"], found["not held"]
+
+    rows = [(panel, [counts(panel, metric) for metric in metrics]) for panel in panels]
+    return Tally([NAMES[metric] for metric in metrics], rows)
 
 
 def _part(part: Part) -> tuple[str, str, str, str]:
@@ -369,8 +381,10 @@ def _part(part: Part) -> tuple[str, str, str, str]:
 
 def _told(verdict: Verdict) -> dict[str, Any]:
     parts = [
-        {"what": p.what, "difference": p.difference, "interval": p.interval, "state": p.state} for p in verdict.parts
-    ]
+        {"what": p.what, "panel": p.panel, "metric": p.metric, "difference": p.difference, "interval": p.interval,
+         "state": p.state}
+        for p in verdict.parts
+    ]  # fmt: skip
     return {"claim": verdict.claim, "state": verdict.state, "told": verdict.told, "comparisons": parts}
 
 

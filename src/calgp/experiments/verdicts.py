@@ -1,6 +1,7 @@
 """The paper's claims, judged: pure functions from rows to held, not held or undecided, each with its intervals."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, variance
@@ -19,10 +20,13 @@ FLOOR = 0.005  # … or by less than this
 class Part:
     """One comparison: a difference with half its 95 % interval (None: of a single run without one).
 
-    against: how far it is on the other side of the claim; below 0 on the claim's own.
+    panel, metric: where it was made, and of what. against: how far it is on the other side of the claim; below 0 on
+    the claim's own.
     """
 
     what: str
+    panel: str
+    metric: str
     difference: float
     half: float | None
     against: float
@@ -62,6 +66,11 @@ class Verdict:
             return "not held"
         return "held" if {part.state for part in self.parts} == {"held"} else "undecided"
 
+    def count(self, panel: str | None = None, metric: str | None = None) -> Counter[State]:
+        """How many comparisons went how; of one panel or one metric alone."""
+        chosen = (part for part in self.parts if panel in (None, part.panel) and metric in (None, part.metric))
+        return Counter(part.state for part in chosen)
+
     @property
     def told(self) -> str:
         """How the comparisons went."""
@@ -69,7 +78,7 @@ class Verdict:
             return "not run"
         if len(self.parts) == 1:
             return f"{self.parts[0].what}: {self.parts[0].told}"
-        count = {state: sum(part.state == state for part in self.parts) for state in ("held", "not held", "undecided")}
+        count = self.count()
         counts = f"{count['held']} for it, {count['not held']} against, {count['undecided']} undecided"
         worst = max(
             self.parts, key=lambda part: (part.state == "not held", part.state == "undecided", abs(part.difference))
@@ -144,7 +153,7 @@ def below(claim: str, methods: Iterable[str], metric: str, bound: float) -> Judg
 
     def judge(rows: Rows) -> Verdict:
         parts = [
-            Part(f"{row.label}: {metric.upper()} − {bound:g}", value - bound, half, value - bound)
+            Part(f"{row.label}: {metric.upper()} − {bound:g}", row.panel, metric, value - bound, half, value - bound)
             for row in rows
             if row.method in methods and (value := row.mean(metric)) is not None
             for half in [row.half(metric)]
@@ -183,7 +192,7 @@ def exceeds(claim: str, methods: Iterable[str], more: str, less: str) -> Judge:
                 gaps = Row(row.method, row.panel, row.x, {"gap": tuple(b - a for a, b in pairs)})
                 value, half = gaps.mean("gap") or 0.0, gaps.half("gap")
                 what = f"{row.label}: {less.replace('_', ' ')} − {more.replace('_', ' ')}"
-                parts.append(Part(what, value, half, value))
+                parts.append(Part(what, row.panel, more, value, half, value))
         return Verdict(claim, tuple(parts))
 
     methods = tuple(methods)
@@ -203,7 +212,7 @@ def _meet(a: Row, b: Row) -> bool:
 def _less(a: Row, b: Row, metric: str) -> list[Part]:
     if (found := difference(a, b, metric)) is None:
         return []
-    return [Part(_against(a, b, metric), *found, found[0])]
+    return [Part(_against(a, b, metric), a.panel, metric, *found, found[0])]
 
 
 def _near(a: Row, b: Row, metric: str, share: float) -> list[Part]:
@@ -211,13 +220,14 @@ def _near(a: Row, b: Row, metric: str, share: float) -> list[Part]:
         return []
     value, half = found
     margin = max(FLOOR, share * max(abs(a.mean(metric) or 0.0), abs(b.mean(metric) or 0.0)))
-    return [Part(f"{_against(a, b, metric)} (alike: within {margin:.2g})", value, half, abs(value) - margin)]
+    what = f"{_against(a, b, metric)} (alike: within {margin:.2g})"
+    return [Part(what, a.panel, metric, value, half, abs(value) - margin)]
 
 
 def _sided(row: Row, metric: str, sign: Literal[-1, 1]) -> Part:
     value, half = row.mean(metric) or 0.0, row.half(metric)
     told = "confidence − accuracy" if metric == "gap" else metric.upper()
-    return Part(f"{row.label}: {told}", value, half, -sign * value)
+    return Part(f"{row.label}: {told}", row.panel, metric, value, half, -sign * value)
 
 
 def _against(a: Row, b: Row, metric: str) -> str:

@@ -20,12 +20,21 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Tally:
+    """How many comparisons of a claim went how, a row for each panel, a column for each metric."""
+
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[tuple[int, int, int]]]]  # panel; for the claim, undecided, against it
+
+
+@dataclass(frozen=True)
 class Judged:
     """A claim with its verdict, in words."""
 
     claim: str
     state: str
     told: str
+    tally: Tally
     parts: Sequence[tuple[str, str, str, str]]  # what, difference, interval, state
 
 

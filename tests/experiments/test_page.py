@@ -1,0 +1,64 @@
+"""The pages of experiments in a real browser, from the results that the repository keeps."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from calgp import cli
+from chromium import Browser
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = ("fig2", "fig4", "ablation")  # curves, densities, dots; long tables, intervals, long names
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (ROOT / "results/reproduce").is_dir(), reason="results/ is only in a checkout"),
+]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    out = tmp_path_factory.mktemp("pages")
+    for name in NAMES:
+        arguments = ["reproduce", name, "--scale", "laptop", "--pages", "--results", str(ROOT / "results")]
+        result = CliRunner().invoke(cli.app, [*arguments, "--out", str(out)])
+        assert result.exit_code == 0, result.output
+    return out / "laptop"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("chromium") / "profile")
+    yield browser
+    browser.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"dark": True}, {"width": 360, "height": 740}], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_quiet_accessible_and_no_wider_than_its_window(browser, pages, name, options):
+    page = browser.page(**options)
+    page.open((pages / name / "report.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    found = page.axe()
+    assert found["violations"] == []
+    assert {"color-contrast", "region", "th-has-data-cells"} <= set(found["passes"])
+    assert "width" in options or found["unsure"] == []  # it is of cells that a narrow window breaks into lines
+    assert page.troubles == []
+    page.close()
+
+
+def test_bars_count_the_comparisons_of_their_claim(browser, pages):
+    page = browser.page()
+    page.open((pages / "fig2" / "report.html").as_uri())
+    shown = page.evaluate(
+        """[...document.querySelectorAll('.verdicts > li')].map(claim => ['for', 'open', 'against'].map(way =>
+            [...claim.querySelectorAll('.bar .' + way)].reduce((sum, part) => sum + Number(part.textContent), 0)))"""
+    )
+    told = json.loads((pages / "fig2" / "table.json").read_text())["verdicts"]
+    states = [[part["state"] for part in verdict["comparisons"]] for verdict in told]
+    assert shown == [[each.count(state) for state in ("held", "undecided", "not held")] for each in states]
+    assert sum(map(sum, shown)) > 300  # of the runs that are kept
+    page.close()
