@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.experiments import Experiment, Job
     from calgp.experiments import Progress as Done
     from calgp.experiments.sweep import Found, Sweep
+    from calgp.experiments.verdicts import Verdict
 
 PROGRESS = Console(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
@@ -107,6 +108,18 @@ def experiment_table(experiments: Iterable[Experiment]) -> Table:
     for each in experiments:
         table.add_row(each.name, escape(each.title), escape(each.claim))
     table.caption = "calgp reproduce NAME --scale smoke|laptop|paper; `all` for all of them."
+    return table
+
+
+def verdict_table(experiment: Experiment, verdicts: Iterable[Verdict]) -> Table:
+    """What became of the claims of an experiment."""
+    colours = {"held": "blue", "not held": "red", "undecided": "default"}
+    table = Table(Column("", no_wrap=True), experiment.name, Column("for", justify="right"),
+                  Column("undecided", justify="right"), Column("against", justify="right"))  # fmt: skip
+    for verdict in verdicts:
+        count = verdict.count()
+        counts = [str(count[state]) for state in ("held", "undecided", "not held")]
+        table.add_row(f"[{colours[verdict.state]}]{verdict.state}[/]", escape(verdict.claim), *counts)
     return table
 
 

@@ -50,15 +50,27 @@ def test_a_page_is_quiet_accessible_and_no_wider_than_its_window(browser, pages,
     page.close()
 
 
+COUNTED = """[...document.querySelectorAll('.verdicts > li')].map(claim =>
+    ['held', 'undecided', 'not-held'].map(state => [...claim.querySelectorAll('.bar .' + state)]
+        .reduce((sum, part) => sum + Number(part.style.flexGrow), 0)))"""
+
+
 def test_bars_count_the_comparisons_of_their_claim(browser, pages):
     page = browser.page()
-    page.open((pages / "fig2" / "report.html").as_uri())
-    shown = page.evaluate(
-        """[...document.querySelectorAll('.verdicts > li')].map(claim => ['for', 'open', 'against'].map(way =>
-            [...claim.querySelectorAll('.bar .' + way)].reduce((sum, part) => sum + Number(part.textContent), 0)))"""
-    )
-    told = json.loads((pages / "fig2" / "table.json").read_text())["verdicts"]
-    states = [[part["state"] for part in verdict["comparisons"]] for verdict in told]
-    assert shown == [[each.count(state) for state in ("held", "undecided", "not held")] for each in states]
-    assert sum(map(sum, shown)) > 300  # of the runs that are kept
+    for name in NAMES:
+        page.open((pages / name / "report.html").as_uri())
+        shown = page.evaluate(COUNTED)
+        told = json.loads((pages / name / "table.json").read_text())["verdicts"]
+        states = [[part["state"] for part in verdict["comparisons"]] for verdict in told]
+        assert shown == [[each.count(state) for state in ("held", "undecided", "not held")] for each in states], name
+    page.close()
+
+
+def test_the_bar_of_one_comparison_says_its_difference(browser, pages):
+    page = browser.page()
+    page.open((pages / "ablation" / "report.html").as_uri())
+    shown = page.evaluate("[...document.querySelectorAll('.tally .bar > span')].map(part => part.textContent)")
+    told = json.loads((pages / "ablation" / "table.json").read_text())["verdicts"]
+    differences = [part["difference"] for verdict in told for part in verdict["comparisons"]]
+    assert [float(each.replace("−", "-")) for each in shown] == pytest.approx(differences, abs=6e-5)
     page.close()

@@ -67,13 +67,19 @@ def reproduce(
         open_fabric("auto", "32-true", threads)
         with show.overall_bar() as watch:
             failures = experiments.run_missing(everything, where, engine=workers, watch=watch)
+    rows = {each.name: experiments.rows_of(cells[each.name], where) for each in chosen}
+    with show.bar("what a prediction costs") as watch:
+        drawn = [row for each in chosen if each.frontier for row in rows[each.name]]
+        costs = experiments.costs_of(drawn, where, measure=not pages, watch=watch)
     command = ["calgp", "reproduce", "", "--scale", scale, *["--faithful"] * faithful]
     for each in chosen:
         command[2] = each.name
+        found = experiments.priced(rows[each.name], costs)
         page = experiments.write_experiment(
-            each, size, cells[each.name], experiments.rows_of(cells[each.name], where),
-            folder / (scale + "-faithful" * faithful) / each.name, command=command, authors=faithful, failures=failures,
+            each, size, cells[each.name], found, folder / (scale + "-faithful" * faithful) / each.name,
+            command=command, authors=faithful, failures=failures,
         )  # fmt: skip
+        out.print(show.verdict_table(each, each.judged(found)))
         out.print(f"{each.name}: {page}", soft_wrap=True)
     if failures:
         again = shlex.join([*command[:2], name, *command[3:]])

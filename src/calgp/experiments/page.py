@@ -6,6 +6,7 @@ import io
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from .verdicts import Part, Verdict
 NAMES = {
     "err": "ERR", "mnll": "MNLL", "ece": "ECE", "brier": "BRIER", "gap": "confidence − accuracy",
     "entropy_inside": "entropy inside", "entropy_outside": "entropy outside", "auroc": "AUROC",
-    "aupr_out": "AUPR, outside", "aupr_in": "AUPR, inside", "fpr95": "FPR95", "prediction_ms": "ms a prediction",
+    "aupr_out": "AUPR, outside", "aupr_in": "AUPR, inside", "fpr95": "FPR95",
+    "prediction_ms": "ms of a core, a prediction",
 }  # fmt: skip
 BELOW = {  # what stands below a number: intervals or not
     False: "Mean over seeds; below it ± its standard error, or, of a single seed, (± half the bootstrap interval over "
@@ -56,9 +58,9 @@ def write_experiment(
     failures: Mapping[str, str] | None = None,
 ) -> Path:
     """Write all files of an experiment into `out`; the path of its page."""
-    found = [judge(rows) for judge in experiment.verdicts]
+    found = experiment.judged(rows)
     drawings = {experiment.name: draw(experiment, cells, rows)}
-    if experiment.frontier and (drawn := draw_frontier(rows)) is not None:
+    if experiment.frontier and (drawn := draw_frontier(experiment, rows)) is not None:
         drawings[f"{experiment.name}-frontier"] = drawn
     own = {name for cell in cells for run in cell.runs for name in (key(run), run.source, cell.outside)}
     failed = [f"Failed: {reason}" for name, reason in (failures or {}).items() if name in own]
@@ -134,16 +136,20 @@ def draw(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> 
     return kinds[experiment.drawing](experiment, cells, rows)
 
 
-def draw_frontier(rows: Sequence[Row]) -> Drawn | None:
-    """Calibration against the cost of a prediction, at the largest x of each method; None where no cost is known."""
+def draw_frontier(experiment: Experiment, rows: Sequence[Row]) -> Drawn | None:
+    """Calibration against the cost of a prediction, in each panel at the largest x that most methods were run at.
+
+    None where no cost is known.
+    """
     panels: dict[str, list[tuple[str, float, float, float | None]]] = {}
-    for panel, members in _panels(rows).items():
-        largest = {
-            row.method: row for row in sorted(members, key=lambda row: row.x or 0.0) if row.mean("prediction_ms")
-        }
-        for row in largest.values():
-            cost, error = row.mean("prediction_ms") or 0.0, row.mean("ece") or 0.0
-            panels.setdefault(panel, []).append((row.method, cost, error, row.spread("ece")))
+    for panel, members in _panels([row for row in rows if row.mean("prediction_ms")]).items():
+        counts = Counter(row.x or 0.0 for row in members)
+        x = max(counts, key=lambda x: (counts[x], x))
+        panels[f"{panel}\n{experiment.axis}: {x:,g}"] = [
+            (row.method, row.mean("prediction_ms") or 0.0, row.mean("ece") or 0.0, row.spread("ece"))
+            for row in members
+            if (row.x or 0.0) == x
+        ]
     return frontiers(panels, styled=styles([row.method for row in rows])) if panels else None
 
 
@@ -289,7 +295,7 @@ def _and(numbers: Sequence[int]) -> str:
 def _cell(row: Row, metric: str, intervals: bool) -> tuple[str, str]:
     value, error, half = row.mean(metric), row.error(metric), row.half(metric)
     if value is None:
-        return "not run", ""
+        return "–" if row.values else "not run", ""
     if intervals and half is not None:
         least, most = (0.0, 1.0) if metric in DETECTION else (0.0, math.inf)
         return _form(
@@ -360,15 +366,18 @@ def _judged(verdict: Verdict) -> Judged:
 
 
 def _tally(verdict: Verdict) -> Tally:
+    """How many comparisons went how, where; of a single one, its difference."""
     panels = dict.fromkeys(part.panel for part in verdict.parts)
     metrics = dict.fromkeys(part.metric for part in verdict.parts)
 
-    def counts(panel: str, metric: str) -> tuple[int, int, int]:
-        found = verdict.count(panel, metric)
-        return found["held"], found["undecided"], found["not held"]
+    def cell(panel: str, metric: str) -> list[tuple[str, int, str]]:
+        parts = [part for part in verdict.parts if (part.panel, part.metric) == (panel, metric)]
+        if len(parts) == 1:
+            return [(parts[0].state, 1, f"{parts[0].difference:+.4f}".replace("-", "−"))]
+        count = verdict.count(panel, metric)
+        return [(state, count[state], str(count[state])) for state in ("held", "undecided", "not held") if count[state]]
 
-    rows = [(panel, [counts(panel, metric) for metric in metrics]) for panel in panels]
-    return Tally([NAMES[metric] for metric in metrics], rows)
+    return Tally([NAMES[metric] for metric in metrics], [(p, [cell(p, m) for m in metrics]) for p in panels])
 
 
 def _part(part: Part) -> tuple[str, str, str, str]:

@@ -33,6 +33,7 @@ from .scales import (
     Scale,
     faithful,
 )
+from .verdicts import Rows, Verdict
 
 Drawing = Literal["reliability", "curves", "densities", "dots"]
 
@@ -53,7 +54,7 @@ class Experiment:
 
     claim: in a sentence. cells: what is run, by the scale. metrics: the columns of its table. axis: what x is.
     log: x on a logarithmic scale. intervals: in the table, instead of standard errors.
-    frontier: also draw calibration against the cost of a prediction, at the largest x.
+    frontier: also draw calibration against the cost of a prediction.
     priced: its cells themselves set the paper against the code, so `--faithful` changes none of them.
     notes: what readers must know.
     """
@@ -72,6 +73,10 @@ class Experiment:
     frontier: bool = False
     priced: bool = False
     notes: tuple[str, ...] = ()
+
+    def judged(self, rows: Rows) -> list[Verdict]:
+        """Its claims, by what was found."""
+        return [judge(rows) for judge in self.verdicts]
 
     def planned(self, scale: Scale, *, authors: bool = False) -> tuple[Cell, ...]:
         """The cells at a scale; `authors`: as the authors' code has it where that differs from the paper."""

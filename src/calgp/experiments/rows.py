@@ -138,7 +138,8 @@ def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
         "seed": card.run.seed,
         "folder": folder.name,
         "environment": card.environment,
-        "classes": card.task.classes,
+        "run": card.run,
+        "task": card.task,
         "train_images": card.train_images,
         "train_seconds": sum(record.get("seconds", 0.0) for record in log),
         "own": own,
@@ -153,12 +154,10 @@ def _numbers(detail: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]
     found: dict[str, tuple[float, float | None]] = {name: (own["scores"][name], halves.get(name)) for name in PAPER}
     for name in ("paper", "authors"):
         found[f"ece_{name}"] = own["ece_variants"][name], halves.get("ece")
-    found["brier_mean"] = own["scores"]["brier"] / detail["classes"], halves["brier"] / detail["classes"]
+    found["brier_mean"] = own["scores"]["brier"] / detail["task"].classes, halves["brier"] / detail["task"].classes
     # confidence − accuracy: above 0 is over-confident; its chance is that of the errors
     found["gap"] = own["scores"]["confidence"] - (1 - own["scores"]["err"]), halves.get("err")
     found["entropy_inside"] = own["mean_entropy"], None
-    if own.get("prediction_seconds") is not None:
-        found["prediction_ms"] = 1000 * own["prediction_seconds"] / own["n"], None
     if outside:
         found["entropy_outside"] = outside["mean_entropy"], None
         for name in DETECTION if outside["ood"] else ():

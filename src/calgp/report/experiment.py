@@ -21,10 +21,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many comparisons of a claim went how, a row for each panel, a column for each metric."""
+    """How the comparisons of a claim went, a row for each panel, a column for each metric.
+
+    A cell has a part for each way that they went: its state, how many, and what it says.
+    """
 
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[tuple[int, int, int]]]]  # panel; for the claim, undecided, against it
+    rows: Sequence[tuple[str, Sequence[Sequence[tuple[str, int, str]]]]]
 
 
 @dataclass(frozen=True)

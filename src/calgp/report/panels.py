@@ -93,7 +93,7 @@ def frontiers(
     columns = min(len(panels), 4)
     lines = -(-len(panels) // columns)
     with drawing():
-        figure = canvas(WIDE, 60 + 230 * lines)
+        figure = canvas(WIDE, 60 + 245 * lines)
         grid = figure.subplots(lines, columns, squeeze=False)
         for place, axes in enumerate(grid.flat):
             if place >= len(panels):
@@ -107,12 +107,12 @@ def frontiers(
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             axes.xaxis.set_minor_formatter(NullFormatter())
             axes.yaxis.set_major_locator(MaxNLocator(4))
-            axes.set(xlabel="ms a prediction", ylabel="ECE" if place % columns == 0 else "")
+            axes.set(xlabel="ms of a core, a prediction", ylabel="ECE" if place % columns == 0 else "")
             axes.set_ylim(0, 1.2 * max(y for _, _, y, _ in points) or 1)
-            axes.set_title(plain(panel, 26), size=12, loc="left")
+            axes.set_title("\n".join(plain(line, 26) for line in panel.splitlines()), size=12, loc="left")
             axes.margins(x=0.15)
         _shared_legend(figure, {label for points in panels.values() for label, *_ in points}, styled)
-        told = "Calibration against the cost of a prediction (as its evaluation took it, not side by side)"
+        told = "Calibration against the cost of a prediction, of all methods measured in turns on one core"
         return _drawn(figure, f"{told}; {BARS}. Down and left is better.")
 
 
