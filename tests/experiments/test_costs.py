@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from calgp.experiments import Cell, Where, costs_of, priced, rows_of, run_missing
+from calgp.experiments import Cell, Where, known_costs, measured_costs, priced, rows_of, run_missing
 from calgp.experiments.costs import Prediction, side_by_side
 from calgp.experiments.scales import CIFAR10, CIFAR10_DEEP, SCALES
 from calgp.methods import METHODS
@@ -47,34 +47,37 @@ def test_every_method_predicts_without_training(method, panel):
 
 def test_costs_are_measured_once_and_kept(rows, where, tmp_path):
     mine = dataclasses.replace(where, runs=tmp_path / "runs", keep=tmp_path / "kept")
-    assert costs_of(rows, mine, measure=False) == {}
+    assert known_costs(rows, mine) is None
     counted: list[int] = []
-    found = costs_of(rows, mine, watch=lambda more, total: counted.append(total))
+    found = measured_costs(rows, mine, lambda more, total: counted.append(total))
     assert (len(found), counted) == (2, [6] * 6)  # two methods, three turns
-    assert costs_of(rows, mine) == found
+    assert known_costs(rows, mine) == found
     elsewhere = Where(tmp_path / "none", results=tmp_path / "kept")
-    assert costs_of(rows, elsewhere, measure=False) == found
-    assert costs_of(rows[:1], elsewhere, measure=False) == found  # a race of more than these
+    assert known_costs(rows, elsewhere) == found
+    assert known_costs(rows[:1], elsewhere) == found  # a race of more than these
     (file,) = (tmp_path / "kept").glob("costs-*.json")
     assert "command" not in json.loads(file.read_text())["environment"]
 
 
+def test_where_nothing_was_run_there_is_nothing_to_measure(rows, tmp_path):
+    assert known_costs(rows[2:], Where(tmp_path)) == {}
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"milliseconds": [1]}', '{"milliseconds": {"a": "fast"}}'])
-def test_damaged_costs_are_measured_again(rows, where, tmp_path, text):
+def test_damaged_costs_are_not_known(rows, where, tmp_path, text):
     (tmp_path / "costs-1234.json").write_text(text)
-    mine = dataclasses.replace(where, runs=tmp_path)
-    assert costs_of(rows, mine, measure=False) == {}
+    assert known_costs(rows, dataclasses.replace(where, runs=tmp_path)) is None
 
 
 def test_methods_of_different_races_are_not_mixed(rows, where, tmp_path):
     mine = dataclasses.replace(where, runs=tmp_path)
-    costs_of(rows[:1], mine)
-    costs_of(rows[1:2], mine)
-    assert costs_of(rows, mine, measure=False) == {}
+    measured_costs(rows[:1], mine)
+    measured_costs(rows[1:2], mine)
+    assert known_costs(rows, mine) is None
 
 
 def test_rows_that_were_run_get_their_price(rows, where, tmp_path):
-    costs = costs_of(rows, dataclasses.replace(where, runs=tmp_path))
+    costs = measured_costs(rows, dataclasses.replace(where, runs=tmp_path))
     first, second, nothing = priced(rows, costs)
     assert {first.mean("prediction_ms"), second.mean("prediction_ms")} == set(costs.values())
     assert nothing.values == {}

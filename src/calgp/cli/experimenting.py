@@ -68,13 +68,15 @@ def reproduce(
         with show.overall_bar() as watch:
             failures = experiments.run_missing(everything, where, engine=workers, watch=watch)
     rows = {each.name: experiments.rows_of(cells[each.name], where) for each in chosen}
-    with show.bar("what a prediction costs") as watch:
-        drawn = [row for each in chosen if each.frontier for row in rows[each.name]]
-        costs = experiments.costs_of(drawn, where, measure=not pages, watch=watch)
+    drawn = [row for each in chosen if each.frontier for row in rows[each.name]]
+    costs = experiments.known_costs(drawn, where)
+    if costs is None and not pages:
+        with show.bar("what a prediction costs") as watch:
+            costs = experiments.measured_costs(drawn, where, watch)
     command = ["calgp", "reproduce", "", "--scale", scale, *["--faithful"] * faithful]
     for each in chosen:
         command[2] = each.name
-        found = experiments.priced(rows[each.name], costs)
+        found = experiments.priced(rows[each.name], costs or {})
         page = experiments.write_experiment(
             each, size, cells[each.name], found, folder / (scale + "-faithful" * faithful) / each.name,
             command=command, authors=faithful, failures=failures,

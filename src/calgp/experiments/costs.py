@@ -64,22 +64,17 @@ def side_by_side(
     return least
 
 
-def costs_of(
-    rows: Iterable[Row],
-    where: Where,
-    *,
-    measure: bool = True,
-    watch: Callable[[int, int], None] = lambda more, total: None,
-) -> dict[str, float]:
-    """What predictions of these rows cost, by key: from one race that had them all, else from a new one, kept.
+def known_costs(rows: Iterable[Row], where: Where) -> dict[str, float] | None:
+    """What predictions of these rows cost, by key, from one race that had them all; None if there was none."""
+    wanted = _wanted(rows).keys()
+    return next((race for race in _races(where) if wanted <= race.keys()), None if wanted else {})
 
-    Without `measure` there is no new one, and perhaps no costs.
-    """
-    wanted = {each.key: each for each in (_prediction(row) for row in rows if row.details)}
-    known = next((race for race in _races(where) if wanted.keys() <= race.keys()), {})
-    if known or not measure or not wanted:
-        return known
-    found = side_by_side(wanted.values(), watch)
+
+def measured_costs(
+    rows: Iterable[Row], where: Where, watch: Callable[[int, int], None] = lambda more, total: None
+) -> dict[str, float]:
+    """The same from a new race, which is kept."""
+    found = side_by_side(_wanted(rows).values(), watch)
     _keep(found, where)
     return found
 
@@ -112,6 +107,10 @@ def _keep(race: Mapping[str, float], where: Where) -> None:
             with reporting(place):
                 place.mkdir(parents=True, exist_ok=True)
                 write_whole(place / name, (json.dumps(told, indent=1) + "\n").encode())
+
+
+def _wanted(rows: Iterable[Row]) -> dict[str, Prediction]:
+    return {each.key: each for each in (_prediction(row) for row in rows if row.details)}
 
 
 def _prediction(row: Row) -> Prediction:
