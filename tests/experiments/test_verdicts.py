@@ -70,6 +70,13 @@ def test_of_many_comparisons_one_against_by_chance_refutes_nothing():
     assert (state([], 0.12), state(good, 0.12), state(good, 0.17)) == ("not held", "undecided", "not held")
 
 
+def test_a_comparison_says_what_is_compared_and_where():
+    (part,) = verdicts.lower("a < b", ("a",), ("b",), ("err",))([row("a", 0.1, x=1e4), row("b", 0.5, x=1e4)]).parts
+    assert part.what == "ERR of a − b (p, 10,000)"
+    (part,) = verdicts.trend("falls", "err", -1)([row("a", 0.1, x=0.0), row("a", 0.5, x=5.0)]).parts
+    assert part.what == "ERR of a, 5 − 0 (p)"
+
+
 def test_comparisons_are_counted_where_they_were_made():
     errors = {"p": (0.1, 0.5), "q": (0.5, 0.1), "r": (0.3, 0.3)}
     rows = [

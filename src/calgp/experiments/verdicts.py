@@ -231,6 +231,7 @@ def _sided(row: Row, metric: str, sign: Literal[-1, 1]) -> Part:
 
 
 def _against(a: Row, b: Row, metric: str) -> str:
-    where = ", ".join([a.panel, *([f"{a.x:,g}"] if a.x is not None and a.x == b.x else [])])
-    first, second = (a.method, b.method) if a.method != b.method else (f"{a.x:,g}", f"{b.x:,g}")
-    return f"{metric.upper()} of {first} − {second} ({where})"
+    if a.method == b.method:
+        return f"{metric.upper()} of {a.method}, {a.x:,g} − {b.x:,g} ({a.panel})"
+    where = a.panel if a.x is None else f"{a.panel}, {a.x:,g}"
+    return f"{metric.upper()} of {a.method} − {b.method} ({where})"
