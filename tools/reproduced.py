@@ -33,9 +33,10 @@ def main(tables: str) -> None:
     found = {name: json.loads((Path(tables) / name / "table.json").read_text()) for name in EXPERIMENTS}
     parts = [HEAD, *_summary(found)]
     for name, table in found.items():
-        figure = f"figures/{name}.png"
-        shutil.copy(Path(tables) / name / f"{name}.png", DOCS / figure)
-        parts += [f"\n## {name}: {EXPERIMENTS[name].title}\n\n{table['claim']}\n\n", f"![{name}]({figure})\n\n"]
+        parts += [f"\n## {name}: {EXPERIMENTS[name].title}\n\n{table['claim']}\n\n"]
+        for picture in sorted((Path(tables) / name).glob("*.png"), key=lambda picture: len(picture.name)):
+            shutil.copy(picture, DOCS / "figures" / picture.name)
+            parts += [f"![{picture.stem}](figures/{picture.name})\n\n"]
         parts += [line for each in table["verdicts"] for line in _verdict(each)]
         parts += [f"{note}\n\n" for note in EXPERIMENTS[name].notes]
         parts += [*_rows(name, table["rows"])]
@@ -44,13 +45,17 @@ def main(tables: str) -> None:
 
 def _summary(found: dict[str, Any]) -> list[str]:
     """Every claim with its verdict, and how much of its experiment was run."""
-    lines = ["| | runs made | claim | verdict |\n", "| --- | ---: | --- | --- |\n"]
+    lines = [
+        "| | runs made | claim | verdict | comparisons for / undecided / against |\n",
+        f"| --- | ---: |{3 * ' --- |'}\n",
+    ]
     for name, table in found.items():
         made = sum(len(row["seeds"]) for row in table["rows"])
         planned = sum(row["planned"] for row in table["rows"])
         for place, verdict in enumerate(table["verdicts"]):
             start = f"[{name}](#{_anchor(name)}) | {made} of {planned}" if place == 0 else " | "
-            lines.append(f"| {start} | {verdict['claim']} | {verdict['state']} |\n")
+            counts = _counts(Counter(part["state"] for part in verdict["comparisons"]))
+            lines.append(f"| {start} | {verdict['claim']} | {verdict['state']} | {counts} |\n")
     return lines
 
 
@@ -71,10 +76,13 @@ def _verdict(verdict: dict[str, Any]) -> list[str]:
         lines.append(f"| --- |{' ---: |' * len(metrics)}\n")
         for panel in panels:
             counts = [places.get((panel, metric), Counter()) for metric in metrics]
-            told = [" / ".join(str(count[state]) for state in ("held", "undecided", "not held")) for count in counts]
-            lines.append(f"| {panel} | {' | '.join(told)} |\n")
+            lines.append(f"| {panel} | {' | '.join(map(_counts, counts))} |\n")
         lines.append("\n")
     return lines
+
+
+def _counts(count: Counter[str]) -> str:
+    return " / ".join(str(count[state]) for state in ("held", "undecided", "not held"))
 
 
 def _rows(name: str, rows: list[dict[str, Any]]) -> list[str]:

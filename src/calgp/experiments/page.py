@@ -261,6 +261,8 @@ def _summed(histograms: Sequence[Mapping[str, Any]]) -> tuple[Sequence[float], S
 
 
 def _form(metric: str, value: float) -> str:
+    if metric == "prediction_ms":
+        return f"{value:.3g}"
     return percent(value) if metric == "fpr95" else decimal(value)
 
 
