@@ -8,6 +8,8 @@ CHECKS := $(VENV)/.installed-for-tests
 PIP    := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 # OMP_WAIT_POLICY: waiting OpenMP threads sleep instead of spinning, which matters as soon as anything else runs.
 export OMP_WAIT_POLICY ?= passive
+# Some machines forbid bytecode files: then every process would compile all of torch again, 8 seconds each.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))

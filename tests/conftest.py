@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 PACKED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -24,6 +25,13 @@ def data_dir() -> Path:
     if importlib.util.find_spec("pillow_jxl") is None:
         pytest.skip("unpacking the real image sets needs pillow-jxl-plugin")
     return _unpacked(Path(tempfile.gettempdir()) / "calgp-data")
+
+
+@pytest.fixture(autouse=True)
+def denormal_numbers():
+    """A command that a test calls in this process takes denormal numbers for zero from then on; others want them."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 def _unpacked(target: Path) -> Path:
