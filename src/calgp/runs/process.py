@@ -31,6 +31,6 @@ def flush_denormals() -> bool:
 
 
 def tune_process() -> None:
-    """All of the above, as every `calgp` command and every process that it starts does."""
+    """All of the above, as every `calgp` command that computes and every process that it starts does."""
     keep_freed_memory()
     flush_denormals()
