@@ -104,6 +104,26 @@ def test_predictions_depend_on_the_seed_and_not_on_batches_or_memory(name):
     assert same_for_all_seeds == nothing_is_drawn
 
 
+NETWORKS = {
+    "lenet": LENET,
+    "resnet": RESNET,
+    "resnet-batch-moments": dataclasses.replace(RESNET, batch_moments=True),
+}
+
+
+@every_method
+@pytest.mark.parametrize("network", NETWORKS)
+def test_memory_does_not_change_the_prediction(name, network):
+    """Also where batch norm takes the moments of the batch: what is split to fit memory must not be its batches."""
+    task = Task(1, 28, 28, 3) if network == "lenet" else TOY
+    model, x = build(name, task, NETWORKS[network]), images(130, task)  # two batches
+    whole = predict(model, x, samples=3, seed=1, memory=2**40)
+    for memory in (1, 100_000):
+        part = predict(model, x, samples=3, seed=1, memory=memory)
+        torch.testing.assert_close(part.log_probs, whole.log_probs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(part.variance, whole.variance, rtol=0, atol=1e-5)
+
+
 @every_method
 def test_prediction_leaves_model_and_generator_bit_for_bit(name):
     model, x = build(name).train(), images(4)

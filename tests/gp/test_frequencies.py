@@ -14,12 +14,15 @@ from calgp.gp import (
     UNMASKED,
     Fixed,
     Masking,
+    MeanField,
+    Noise,
     Sorf,
     Theta,
     Variational,
     draw_frequencies,
     gaussian,
     make_kernel,
+    name_sites,
     orthogonal,
 )
 
@@ -224,7 +227,7 @@ def test_orthogonal_columns_have_chi_squared_lengths():
 @pytest.mark.parametrize("kind", FREQUENCIES)
 def test_same_generator_gives_the_same_frequencies(kind):
     def draw(seed):
-        return draw_frequencies(kind, 5, 7, lengthscale=2.0, masking=UNMASKED, generator=seeded(seed))
+        return draw_frequencies(kind, 5, 7, masking=UNMASKED, generator=seeded(seed))
 
     c, ell = torch.ones(3, 5), torch.ones(1)
     assert torch.equal(draw(0)(c, ell), draw(0)(c, ell))
@@ -233,12 +236,32 @@ def test_same_generator_gives_the_same_frequencies(kind):
 
 def test_unknown_frequencies_are_refused():
     with pytest.raises(ValueError, match="sorf"):
-        draw_frequencies("fourier", 5, 7, lengthscale=1.0, masking=UNMASKED)
+        draw_frequencies("fourier", 5, 7, masking=UNMASKED)
 
 
 def test_variational_frequencies_start_at_a_draw_from_their_prior():
-    omega = draw_frequencies("variational", 40, 500, lengthscale=4.0, masking=UNMASKED, generator=seeded(0)).weight
+    """Ω = CΩ at C = I has the standard deviation 1/ℓ; what is stored has 1."""
+    frequencies = draw_frequencies("variational", 40, 500, masking=UNMASKED, generator=seeded(0))
+    omega = frequencies(torch.eye(40), torch.tensor([4.0]))
     assert omega.std().item() == pytest.approx(0.25, rel=5 / math.sqrt(2 * 20_000))
+    assert frequencies.epsilon.std().item() == pytest.approx(1, rel=5 / math.sqrt(2 * 20_000))
+
+
+@pytest.mark.parametrize("masking", [UNMASKED, MeanField(0.1)], ids=["masks", "mean-field"])
+def test_a_step_of_adam_changes_inferred_frequencies_as_little_at_any_lengthscale(masking):
+    """In units of their prior's width: stored as ε/ℓ, at ℓ = √d = 64 a step of 0.006 would be 0.4 of it."""
+    d = 4096
+    for lengthscale in (1.0, math.sqrt(d)):
+        frequencies = draw_frequencies("variational", d, 3, masking=masking, generator=seeded(0))
+        ell, probe = torch.tensor([lengthscale]), torch.randn(50, d, generator=seeded(1)) / math.sqrt(d)
+        noise = Noise(0, torch.zeros(1, dtype=torch.int64), torch.arange(50))
+        name_sites(frequencies)
+        optimiser = torch.optim.Adam(frequencies.parameters(), lr=6e-3)
+        before = ell * frequencies(probe, ell, noise)
+        before.square().sum().backward()
+        optimiser.step()
+        change = (ell * frequencies(probe, ell, noise) - before).norm() / before.norm()
+        assert change < 0.05, lengthscale
 
 
 # Gradients
@@ -249,7 +272,7 @@ def test_variational_frequencies_start_at_a_draw_from_their_prior():
 @pytest.mark.parametrize("name", ["arc-cosine-1", "arc-cosine-2", "rbf"])
 def test_gradients_of_the_expansion_with_respect_to_features_and_theta(name, ard, outputs, kind):
     kernel = make_kernel(name, 3, Theta(ard=ard, outputs=outputs)).double()
-    frequencies = draw_frequencies(kind, 3, 5, lengthscale=1.0, masking=UNMASKED, generator=seeded(0)).double()
+    frequencies = draw_frequencies(kind, 3, 5, masking=UNMASKED, generator=seeded(0)).double()
     shape = kernel.log_lengthscale.shape
     start = 0.3 * torch.randn(shape, generator=seeded(4), dtype=torch.float64)
 
@@ -281,54 +304,50 @@ def test_order_zero_passes_no_gradient_to_the_features():
 
 @pytest.mark.parametrize("kind", ["sorf", "gaussian", "orthogonal"])
 def test_frequencies_drawn_from_their_prior_cost_nothing(kind):
-    frequencies = draw_frequencies(kind, 5, 7, lengthscale=2.0, masking=Masking(), generator=seeded(0))
-    assert frequencies.kl(torch.tensor([3.0])) == 0
+    frequencies = draw_frequencies(kind, 5, 7, masking=Masking(), generator=seeded(0))
+    assert frequencies.kl() == 0
 
 
-@pytest.mark.parametrize("ard", [False, True])
 @pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("keep", [0.5, 0.3, 0.9])
-def test_kl_of_variational_frequencies_by_enumerating_all_masks(keep, inverted, ard):
-    """E_q[−log N(Ω; 0, Λ⁻¹)] depends on M_Ω and ℓ as `kl` does: the same up to one constant."""
+def test_kl_of_variational_frequencies_by_enumerating_all_masks(keep, inverted):
+    """E_q[−log N(ε; 0, 1)] depends on M_ε as `kl` does: the same up to one constant."""
     d, n_rf = 4, 3
     masking = Masking(keep, inverted=inverted)
-    constants = []
     for seed in range(4):
         m = features(d, n_rf, seed=seed)
-        lengthscale = (0.4 * features(1, d if ard else 1, seed=10 + seed)[0]).exp()
-        ours = Variational(m, masking=masking).kl(lengthscale).item()
-        std = 1 / np.broadcast_to(lengthscale.numpy(), d)[:, None]
-        constants.append(ours - reference.expected_minus_log_prior(m.numpy(), keep, inverted, std))
-    np.testing.assert_allclose(constants, constants[0], atol=1e-10)
-    assert constants[0] == pytest.approx(-0.5 * d * n_rf * math.log(2 * math.pi), abs=1e-10)
+        constant = Variational(m, masking=masking).kl().item() - reference.expected_minus_log_prior(
+            m.numpy(), keep, inverted
+        )
+        assert constant == pytest.approx(-0.5 * d * n_rf * math.log(2 * math.pi), abs=1e-10)
 
 
 @pytest.mark.parametrize("ard", [False, True])
-@pytest.mark.parametrize("keep", [0.5, 0.3])
-def test_gradient_of_that_kl_with_respect_to_the_lengthscale(keep, ard):
-    """∂/∂ log ℓ_i by central differences of the enumeration: the ½ of Eq. (16)'s log term shows here."""
-    d, n_rf, step = 4, 3, 1e-5
-    m = features(d, n_rf)
-    log_lengthscale = 0.3 * features(1, d if ard else 1, seed=1)[0]
+@pytest.mark.parametrize("keep", [0.5, 0.3, 0.9])
+def test_that_kl_is_equation_16_without_the_change_of_variables(keep, ard):
+    """Eq. (16), with the ½ that its log term lacks, of M_Ω = Λ^-½ M_ε: Σ_i [ℓ_i² π_Ω/2 ‖M_Ω,i·‖² − N_RF log ℓ_i].
 
-    def enumerated(log_ell):
-        std = 1 / np.broadcast_to(np.exp(log_ell), d)[:, None]
-        return reference.expected_minus_log_prior(m.numpy(), keep, std=std)
-
-    leaf = log_lengthscale.clone().requires_grad_()
-    (ours,) = torch.autograd.grad(Variational(m, masking=Masking(keep)).kl(leaf.exp()), leaf)
-    for i in range(len(leaf)):
-        shift = np.zeros(len(leaf))
-        shift[i] = step
-        there, back = enumerated(log_lengthscale.numpy() + shift), enumerated(log_lengthscale.numpy() - shift)
-        assert ours[i].item() == pytest.approx((there - back) / (2 * step), rel=1e-7, abs=1e-7)
+    By −N_RF Σ_i log ℓ_i the entropy of q(Ω) is that of q(ε).
+    """
+    d, n_rf = 4, 3
+    for seed in range(4):
+        m = features(d, n_rf, seed=seed)
+        lengthscale = np.exp(0.4 * features(1, d if ard else 1, seed=10 + seed)[0].numpy()) * np.ones(d)
+        equation = reference.expected_minus_log_prior(
+            m.numpy() / lengthscale[:, None], keep, std=1 / lengthscale[:, None]
+        )
+        jacobian = -n_rf * np.log(lengthscale).sum()
+        constant = Variational(m, masking=Masking(keep)).kl().item() - (equation - jacobian)
+        assert constant == pytest.approx(-0.5 * d * n_rf * math.log(2 * math.pi), abs=1e-10)
 
 
+@pytest.mark.parametrize("ard", [False, True])
 @pytest.mark.parametrize("inverted", [False, True])
-def test_variational_projection_is_that_of_masked_rows(inverted, every_mask):
-    """CΩ with Ω = diag(z) M (or diag(z/π) M), for every z."""
+def test_variational_projection_is_that_of_masked_rows(inverted, ard, every_mask):
+    """CΩ with Ω = Λ^-½ diag(z) M (or diag(z/π) M), for every z."""
     keep, m, c = 0.3, features(3, 4), features(2, 3, seed=1)
-    projected = Variational(m, masking=Masking(keep, inverted=inverted))(c, torch.ones(1)).unflatten(0, (8, 2))
+    lengthscale = torch.tensor([0.5, 2.0, 3.0] if ard else [2.0], dtype=torch.float64)
+    projected = Variational(m, masking=Masking(keep, inverted=inverted))(c, lengthscale).unflatten(0, (8, 2))
     for z, rows in zip(reference.all_masks(3, keep)[0], projected, strict=True):
-        omega = np.diag(z / keep if inverted else z) @ m.numpy()
+        omega = np.diag(1 / (lengthscale.numpy() * np.ones(3))) @ np.diag(z / keep if inverted else z) @ m.numpy()
         np.testing.assert_allclose(rows.detach(), c.numpy() @ omega, atol=1e-14)

@@ -149,17 +149,16 @@ def test_omega_can_have_its_own_keep():
 @pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("ard", [False, True])
 def test_kl_of_a_layer_with_variational_frequencies_by_enumerating_all_masks(keep, inverted, ard):
-    """Changes of E_q[−log p(W) − log p(Ω | ℓ)] with M_W, M_Ω and ℓ are changes of `kl`."""
+    """Changes of E_q[−log p(W) − log p(ε)] with M_W and M_ε are changes of `kl`, whatever ℓ."""
     differences = []
     for seed in range(3):
         masking = Masking(keep, inverted=inverted)
         layer = gp(3, 2, n_rf=4, frequencies="variational", theta=Theta(ard=ard), masking=masking, seed=seed).double()
         with torch.no_grad():
             layer.kernel.log_lengthscale.copy_(randn(3 if ard else 1, seed=seed) / 3)
-        std = 1 / np.broadcast_to(layer.kernel.lengthscale.detach().numpy(), 3)[:, None]
-        w, omega = layer.weights.weight.detach().numpy(), layer.frequencies.weight.detach().numpy()
+        w, epsilon = layer.weights.weight.detach().numpy(), layer.frequencies.epsilon.detach().numpy()
         enumerated = reference.expected_minus_log_prior(w, keep, inverted)
-        enumerated += reference.expected_minus_log_prior(omega, keep, inverted, std)
+        enumerated += reference.expected_minus_log_prior(epsilon, keep, inverted)
         differences.append(layer.kl().item() - enumerated)
     np.testing.assert_allclose(differences, differences[0], atol=1e-10)
 
@@ -173,13 +172,12 @@ def test_kl_of_a_deep_process_is_the_sum_over_its_layers(frequencies):
 
 
 def test_every_parameter_is_counted_once():
-    """∂KL/∂M = π M for W, π ℓ² M for Ω: twice that if it were counted twice."""
+    """∂KL/∂M = π M for W and ε: twice that if it were counted twice."""
     process = deep(frequencies="variational", masking=Masking(0.3), masking_omega=Masking(0.8)).double()
     process.kl().backward()
     for layer in process.layers:
         torch.testing.assert_close(layer.weights.weight.grad, 0.3 * layer.weights.weight.detach())
-        ell = layer.kernel.lengthscale.detach()
-        torch.testing.assert_close(layer.frequencies.weight.grad, 0.8 * ell**2 * layer.frequencies.weight.detach())
+        torch.testing.assert_close(layer.frequencies.epsilon.grad, 0.8 * layer.frequencies.epsilon.detach())
 
 
 def test_a_layer_used_twice_is_counted_once():

@@ -5,7 +5,8 @@ from torch import nn
 
 import reference
 from calgp.errors import CalgpError
-from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise, name_sites
+from calgp.gp import UNMASKED, MaskedConv2d, Masking, Noise, name_sites, predict
+from calgp.methods import METHODS
 from calgp.nets import BACKBONES, ResNet, Task
 from calgp.nets.resnet import Block
 
@@ -205,3 +206,19 @@ def test_batch_moments_make_predictions_depend_on_the_batch_and_running_ones_do_
         net = build(ResNet(n=1, widths=(4, 6, 9), pad_to=8, batch_moments=moments), Task(1, 8, 8, 3)).eval()
         assert torch.allclose(features(net, x)[:3], features(net, x[:3]), atol=1e-6) is alike
         assert any("running" in name for name in net.state_dict()) is not moments
+
+
+def test_batch_moments_are_those_of_the_batch_that_was_given_one_sample_at_a_time():
+    """By hand: each sample is a pass over all 100 images, whose moments batch norm takes."""
+    backbone, task = ResNet(n=1, widths=(4, 6, 9), pad_to=8, batch_moments=True), Task(1, 8, 8, 3)
+    model = METHODS["cnn-gp-sorf"].build(task, backbone, generator=torch.Generator().manual_seed(0)).eval()
+    x, rows = images(150, 1, 8, 8), torch.arange(150)
+    model.sites()
+    with torch.no_grad():
+        by_hand = torch.cat([
+            torch.stack([
+                model(x[part], Noise(7, torch.tensor([s]), rows[part])).mean[0].softmax(-1) for s in range(5)
+            ]).mean(0)
+            for part in (slice(0, 100), slice(100, 150))
+        ])  # fmt: skip
+    torch.testing.assert_close(predict(model, x, samples=5, seed=7).probs, by_hand, rtol=0, atol=1e-5)

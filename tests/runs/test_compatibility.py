@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from calgp.errors import CalgpError
 from calgp.gp import predict
 from calgp.runs import RunFolder, train
 from calgp.runs.folder import FORMAT
+from calgp.runs.reading import read_tensors
 from golden import make
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("format-*"))
@@ -63,3 +65,23 @@ def test_a_checkpoint_without_sums_is_gone_on_with(tmp_path, fabric):
 @every_format
 def test_golden_folders_are_small(golden):
     assert sum(file.stat().st_size for file in golden.rglob("*")) < 100_000
+
+
+UNWHITENED = Path(__file__).parents[1] / "golden" / "unwhitened"  # Ω stored as ε/ℓ, by calgp before 2026-11-17
+
+
+@pytest.mark.parametrize("name", ["masks", "ard", "mean-field"])
+def test_frequencies_stored_as_omega_predict_as_they_did(name):
+    folder, images = RunFolder(UNWHITENED / name), make.images()
+    assert "gp.layers.0.frequencies.weight" in read_tensors(folder.path / "model.safetensors")
+    predicted = predict(folder.model(), [(images.pixels(), images.rows)], samples=4, seed=0)
+    stored = folder.tensors(folder.predictions_name(make.SOURCE))
+    torch.testing.assert_close(predicted.probs, stored["log_probs"].exp(), **ROUNDING)
+
+
+def test_a_checkpoint_with_frequencies_stored_as_omega_is_refused(tmp_path, fabric):
+    """Its optimiser's moments are those of another parameter."""
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(UNWHITENED / "interrupted", folder.path)
+    with pytest.raises(CalgpError, match="earlier version, which stored the frequencies"):
+        train(folder.card().run, folder, fabric, resume=True)

@@ -6,7 +6,17 @@ from calgp.gp.frequencies import FREQUENCIES, Fixed, Sorf, Variational, draw_fre
 from calgp.gp.frequencies import gaussian as gaussian
 from calgp.gp.frequencies import orthogonal as orthogonal
 from calgp.gp.hadamard import hadamard_transform
-from calgp.gp.inference import Batch, Bound, Model, Predictive, evaluating, predict, predict_batches, sample_cost
+from calgp.gp.inference import (
+    Batch,
+    Bound,
+    Model,
+    Predictive,
+    evaluating,
+    mixes_rows,
+    predict,
+    predict_batches,
+    sample_cost,
+)
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
 from calgp.gp.laplace import LaplaceGP
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
@@ -30,6 +40,6 @@ __all__ = [
     "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Posterior", "Predictive",
     "RandomFeatureGP", "RobustMax", "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta",
     "Variational", "bound_filters", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform",
-    "make_kernel", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding", "sample_cost",
-    "settled", "spectral_norm",
+    "make_kernel", "mixes_rows", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
+    "sample_cost", "settled", "spectral_norm",
 ]  # fmt: skip

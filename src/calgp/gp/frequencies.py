@@ -27,8 +27,8 @@ class Fixed(Frequencies):
     def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
         return divided(c, lengthscale) @ self.epsilon
 
-    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
-        return lengthscale.new_zeros(())
+    def kl(self) -> Float[Tensor, ""]:
+        return self.epsilon.new_zeros(())
 
 
 class Sorf(Frequencies):
@@ -58,30 +58,28 @@ class Sorf(Frequencies):
         x = alternating_product(x, d3, d2, d1, None)
         return x.reshape(*c.shape[:-1], *d3.shape[:-2], -1)[..., : self.n_rf]
 
-    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
-        return lengthscale.new_zeros(())
+    def kl(self) -> Float[Tensor, ""]:
+        return torch.zeros((), device=self.signs.device)
 
 
 class Variational(Frequencies):
-    """Ω = diag(z) M_Ω, z ~ Bernoulli(π_Ω) over the entries of c: Ω inferred along with W (the paper's CNN+GP(RF))."""
+    """Ω = Λ^-½ ε, ε = diag(z) M_ε, z ~ Bernoulli(π_Ω) over the entries of c: Ω inferred along with W (CNN+GP(RF)).
+
+    What is stored and trained is M_ε, whose prior is N(0, 1) whatever ℓ: an optimiser's steps have the scale of what
+    they change. (M_Ω has entries of the size of 1/ℓ; at ℓ = √d = 64 three steps of Adam cross its prior's whole width.)
+    """
 
     def __init__(self, start: Float[Tensor, "d n_rf"], *, masking: Masking = Masking()) -> None:
         super().__init__()
         self.mask = Mask(masking)
-        self.weight = nn.Parameter(start)
+        self.epsilon = nn.Parameter(start)
 
     def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
-        return self.mask(c, noise) @ self.weight
+        return self.mask(divided(c, lengthscale), noise) @ self.epsilon
 
-    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
-        # Σ_i [ℓ_i² π_Ω/2 ‖M_Ω,i·‖² − N_RF log ℓ_i], Eq. (16) (with the ½ that the paper's log term lacks)
-        d, n_rf = self.weight.shape
-        if lengthscale.numel() == 1:
-            return (
-                lengthscale.square().squeeze() * self.mask.masking.kl(self.weight)
-                - n_rf * d * lengthscale.log().squeeze()
-            )
-        return self.mask.masking.kl(lengthscale[:, None] * self.weight) - n_rf * lengthscale.log().sum()
+    def kl(self) -> Float[Tensor, ""]:
+        # π_Ω/2 ‖M_ε‖²: Eq. (16) in ε, where its log ℓ is part of the change of variables (docs/paper.md)
+        return self.mask.masking.kl(self.epsilon)
 
 
 def gaussian(d: int, n_rf: int, *, generator: Generator = None) -> Float[Tensor, "d n_rf"]:
@@ -110,10 +108,8 @@ def divided(c: Tensor, lengthscale: Tensor) -> Tensor:
 FREQUENCIES = ("sorf", "gaussian", "orthogonal", "variational")
 
 
-def draw_frequencies(
-    kind: str, d: int, n_rf: int, *, lengthscale: float, masking: Posterior, generator: Generator = None
-) -> Frequencies:
-    """Ω by name. A variational Ω starts at a draw from its prior N(0, ℓ⁻²)."""
+def draw_frequencies(kind: str, d: int, n_rf: int, *, masking: Posterior, generator: Generator = None) -> Frequencies:
+    """Ω by name. A variational Ω starts at a draw from its prior."""
     match kind:
         case "sorf":
             return Sorf(d, n_rf, generator=generator)
@@ -122,5 +118,5 @@ def draw_frequencies(
         case "orthogonal":
             return Fixed(orthogonal(d, n_rf, generator=generator))
         case "variational":
-            return masking.frequencies(gaussian(d, n_rf, generator=generator), lengthscale)
+            return masking.frequencies(gaussian(d, n_rf, generator=generator))
     raise ValueError(f"frequencies are one of {', '.join(FREQUENCIES)}, not {kind!r}")

@@ -216,18 +216,31 @@ def _predict_batch(
 ) -> Iterator[Predictive]:
     """A few rows at a time with all of their samples; if these do not fit, a few samples at a time.
 
-    Samples are consumed where they are born, so that memory does not grow with their number.
+    Samples are consumed where they are born, so that memory does not grow with their number. Where rows are not
+    independent (`mixes_rows`), neither rows nor samples may be split or joined: the batch as it is, sample by sample.
     """
     h = model.stem(x)
-    one, random = sample_cost(model, h[:1])
-    samples = samples if random else 1
-    fit = (MEMORY[x.device.type == "cpu"] if memory is None else memory) // one  # samples of a row
-    size = min(max(fit // samples, 1), len(x))
-    chunk = max(fit // size, 1)
+    if mixes_rows(model):
+        samples = samples if model.sites() or sample_cost(model, h)[1] else 1
+        size, chunk = len(x), 1
+    else:
+        one, random = sample_cost(model, h[:1])
+        samples = samples if random else 1
+        fit = (MEMORY[x.device.type == "cpu"] if memory is None else memory) // one  # samples of a row
+        size = min(max(fit // samples, 1), len(x))
+        chunk = max(fit // size, 1)
     for h_part, rows_part in zip(h.split(size), rows.split(size), strict=True):
         chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
         parts = (_Moments.of(draw(model, h_part, rows_part, first, last, seed=seed)) for first, last in chunks)
         yield functools.reduce(operator.add, parts).predictive()
+
+
+def mixes_rows(model: nn.Module) -> bool:
+    """Whether the prediction of an image depends on its batch: batch norm without running statistics.
+
+    It then takes the moments of the batch, as the authors' code does at test time, with batches of 100.
+    """
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in model.modules())
 
 
 def draw(model: Model, h: Tensor, rows: Tensor, first: int, last: int, *, seed: int) -> Float[Tensor, "S N Q"]:
@@ -237,12 +250,12 @@ def draw(model: Model, h: Tensor, rows: Tensor, first: int, last: int, *, seed: 
 
 
 def sample_cost(model: Model, h: Tensor) -> tuple[int, bool]:
-    """Bytes that one sample of the one image behind `h` takes, and whether samples differ at all."""
-    row = torch.zeros(1, dtype=torch.int64, device=h.device)
+    """Bytes that one sample of the images behind `h` takes, and whether samples differ at all."""
+    rows = torch.zeros(len(h), dtype=torch.int64, device=h.device)
     if model.sites():
-        return _footprint(model, lambda: draw(model, h, row, 0, 1, seed=0)), True
+        return _footprint(model, lambda: draw(model, h, rows, 0, 1, seed=0)), True
     # the network is the same for all samples; what grows with them are the draws of a Gaussian latent, if any
-    one, two = (draw(model, h, row, 0, count, seed=0) for count in (1, 2))
+    one, two = (draw(model, h, rows, 0, count, seed=0) for count in (1, 2))
     return 16 * one.numel() * one.element_size(), len(two) > len(one)  # in double precision, with what they are made of
 
 

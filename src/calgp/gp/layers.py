@@ -63,7 +63,6 @@ class RandomFeatureGP(nn.Module):
             frequencies,
             in_features,
             n_rf,
-            lengthscale=in_features**0.5 if theta.lengthscale is None else theta.lengthscale,
             masking=masking if masking_omega is None else masking_omega,
             generator=generator,
         )
@@ -79,7 +78,7 @@ class RandomFeatureGP(nn.Module):
 
     def kl(self) -> Float[Tensor, ""]:
         """KL of q(W), and of q(Ω) where it is inferred: Eq. (8), (16)."""
-        return self.weights.kl() + self.frequencies.kl(self.kernel.lengthscale)
+        return self.weights.kl() + self.frequencies.kl()
 
 
 class DeepGP(nn.Module):

@@ -66,10 +66,10 @@ class Masking(Posterior):
         sizes = (in_channels, out_channels, kernel_size)
         return MaskedConv2d(*sizes, stride=stride, masking=self, bias=bias, generator=generator)
 
-    def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> Frequencies:
+    def frequencies(self, epsilon: Float[Tensor, "d n_rf"]) -> Frequencies:
         from calgp.gp.frequencies import Variational  # which has masks itself
 
-        return Variational(epsilon / lengthscale, masking=self)
+        return Variational(epsilon, masking=self)
 
     def as_masks(self) -> "Masking":
         return self

@@ -57,8 +57,8 @@ class MeanField(Posterior):
         sizes = (in_channels, out_channels, kernel_size)
         return MeanFieldConv2d(*sizes, stride=stride, deviation=self.deviation, bias=bias, generator=generator)
 
-    def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> "MeanFieldFrequencies":
-        return MeanFieldFrequencies(epsilon / lengthscale, deviation=self.deviation / lengthscale)
+    def frequencies(self, epsilon: Float[Tensor, "d n_rf"]) -> "MeanFieldFrequencies":
+        return MeanFieldFrequencies(epsilon, deviation=self.deviation)
 
     def as_masks(self) -> Masking:
         raise ValueError("Gaussian weights need layers of their own; somebody's network can have masks in front of its")
@@ -155,18 +155,17 @@ class MeanFieldConv2d(Convolution):
 
 
 class MeanFieldFrequencies(Frequencies):
-    """Ω inferred, q(Ω) Gaussian (Cutajar et al. 2017)."""
+    """Ω = Λ^-½ ε inferred, q(ε) Gaussian (Cutajar et al. 2017)."""
 
     def __init__(self, start: Float[Tensor, "d n_rf"], *, deviation: float) -> None:
         super().__init__()
         self.draw = GaussianNoise()
-        self.weight = nn.Parameter(start)
+        self.epsilon = nn.Parameter(start)
         self.log_deviation = nn.Parameter(torch.full_like(start, math.log(deviation)))
 
     def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
-        return self.draw(c @ self.weight, c.square() @ (2 * self.log_deviation).exp(), noise)
+        u = c / lengthscale  # Λ^-½ c
+        return self.draw(u @ self.epsilon, u.square() @ (2 * self.log_deviation).exp(), noise)
 
-    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
-        # against p(ω_i) = N(0, ℓ_i⁻²): that of ℓ_i ω_i against N(0, 1)
-        scale = lengthscale.unsqueeze(-1)
-        return gaussian_kl(scale * self.weight, self.log_deviation + scale.log())
+    def kl(self) -> Float[Tensor, ""]:
+        return gaussian_kl(self.epsilon, self.log_deviation)

@@ -53,8 +53,8 @@ class Frequencies(nn.Module, ABC):
         """CΩ, [..., n_rf]; with an ℓ per output, [..., outputs, n_rf]."""
 
     @abstractmethod
-    def kl(self, lengthscale: Tensor) -> Float[Tensor, ""]:
-        """KL[q(Ω) ‖ p(Ω | ℓ)] up to constants; 0 where Ω is drawn from its prior."""
+    def kl(self) -> Float[Tensor, ""]:
+        """KL[q(Ω) ‖ p(Ω | ℓ)] = KL[q(ε) ‖ N(0, 1)] up to constants; 0 where Ω is drawn from its prior."""
 
 
 class Posterior(ABC):
@@ -86,8 +86,8 @@ class Posterior(ABC):
         """A convolution with such filters."""
 
     @abstractmethod
-    def frequencies(self, epsilon: Float[Tensor, "d n_rf"], lengthscale: float) -> Frequencies:
-        """Ω inferred, starting at the draw ε / ℓ from its prior."""
+    def frequencies(self, epsilon: Float[Tensor, "d n_rf"]) -> Frequencies:
+        """Ω = Λ^-½ ε inferred, starting at this draw of ε from its prior."""
 
     @abstractmethod
     def as_masks(self) -> "Masking":

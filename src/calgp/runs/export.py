@@ -24,7 +24,7 @@ from calgp._version import __version__
 from calgp.calibration import LOWEST, Calibrator
 from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.gp import Model, Noise, Predictive, freeze, predict
+from calgp.gp import Model, Noise, Predictive, freeze, mixes_rows, predict
 from calgp.nets import Task
 from calgp.runs.evaluation import form
 from calgp.runs.folder import RunFolder, reporting, write_whole
@@ -231,12 +231,11 @@ def _metadata(task: Task, samples: int, seed: int) -> dict[str, Any]:
 
 
 def _require_own_moments(model: Model) -> None:
-    for norm in (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)):
-        if norm.running_mean is None:
-            raise CalgpError(
-                "This network normalises by the moments of the batch (batch_moments): an image alone has no "
-                "prediction to export. Train it with backbone.batch_moments=false."
-            )
+    if mixes_rows(model):
+        raise CalgpError(
+            "This network normalises by the moments of the batch (batch_moments): an image alone has no prediction to "
+            "export. Train it with backbone.batch_moments=false."
+        )
 
 
 def _traced(module: nn.Module, image: tuple[int, int, int]) -> Any:

@@ -24,6 +24,7 @@ from calgp.decisions import Decisions
 from calgp.errors import CalgpError, brief
 from calgp.gp import Mixture, Model
 from calgp.nets import Task
+from calgp.runs import older
 from calgp.runs.reading import (
     check_checkpoint,
     check_columns,
@@ -265,7 +266,10 @@ class RunFolder:
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of a file of the folder; of a model or a checkpoint, those that run.json describes."""
         self.check_tensors(name)
-        return read_tensors(self.path / name)
+        found = read_tensors(self.path / name)
+        if name == "checkpoint.safetensors":
+            older.check_resumable(found)
+        return older.whiten(found)
 
     def check_tensors(self, name: str) -> None:
         """Refuse a model or a checkpoint that is not of the run, by its header alone."""

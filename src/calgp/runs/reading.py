@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from calgp.errors import CalgpError, brief
 from calgp.gp import Model
 from calgp.nets import Task
+from calgp.runs.older import current_name
 from calgp.runs.run import Run, network
 from calgp.runs.schema import CHECKPOINT
 
@@ -147,7 +148,11 @@ def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = 
 
     `prefix` is what names of the model's tensors begin with in the file.
     """
-    stored = {name.removeprefix(prefix): each for name, each in header.tensors.items() if name.startswith(prefix)}
+    stored = {
+        current_name(name.removeprefix(prefix)): each
+        for name, each in header.tensors.items()
+        if name.startswith(prefix)
+    }
     model = model_without_memory(run, task, most=4 * len(stored) + 100)
     described = {name: Stored(value.dtype, tuple(value.shape)) for name, value in model.state_dict().items()}
     if strange := sorted(set(stored) ^ set(described)):

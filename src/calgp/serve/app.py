@@ -17,6 +17,8 @@ from starlette.responses import Response, StreamingResponse
 from torch import Tensor
 
 from calgp._version import __version__
+from calgp.errors import CalgpError
+from calgp.gp import mixes_rows
 from calgp.runs import RunFolder
 from calgp.runs.evaluation import Predictor, colour_of, one_device
 from calgp.serve.batching import Answer, Job, Progress, Refused, Worker, model_cost
@@ -164,6 +166,11 @@ class _Server:
         self._form = (card.task.height, card.task.width), colour_of(card.task)
         self.meters = Meters()
         self._predictor = Predictor.of(folder, fabric, folder.calibration())
+        if mixes_rows(self._predictor.model):
+            raise CalgpError(
+                f"{folder.path} normalises by the moments of the batch (batch_moments): its prediction of an image "
+                "depends on the images of other requests. Train it with backbone.batch_moments=false to serve it."
+            )
         self._model_cost = model_cost(self._predictor.model, (card.task.channels, card.task.height, card.task.width))
         told = model_of(folder, self._predictor, limits, random=self._model_cost[1], samples=SAMPLES)
         self.model_told = told.model_dump_json()
