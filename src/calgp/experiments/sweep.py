@@ -310,7 +310,7 @@ def _found(sweep: Sweep, setting: dict[str, Any], jobs: Sequence[Job], where: Wh
         planned=len(jobs),
         held_out=_averages(done, sweep, held_out_name(run.source)),
         test=_averages(done, sweep, run.source) if sweep.evaluate else {},
-        seconds=mean(_seconds(folder) for _, folder in done) if done else None,
+        seconds=mean(train_seconds(folder) for _, folder in done) if done else None,
         folders=tuple(job.key for job in jobs),
     )
 
@@ -323,7 +323,8 @@ def _averages(
     return {name: average([each[name] for each in scores]) for name in METRICS} if scores else {}
 
 
-def _seconds(folder: RunFolder) -> float:
+def train_seconds(folder: RunFolder) -> float:
+    """How long a run was trained, by its log."""
     return sum(record.get("seconds", 0.0) for record in folder.log() if record["kind"] == "train")
 
 

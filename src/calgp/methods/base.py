@@ -1,12 +1,14 @@
 """What a method is: a frozen description that can build a model."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 
 from calgp.data import Images
 from calgp.gp import Model
+from calgp.methods.space import RATES, Axis
 from calgp.nets import Backbone, Task
 
 
@@ -19,6 +21,10 @@ class Method(ABC):
     def in_one_line(self) -> str:
         """What it is with these options, for lists."""
         return self.summary
+
+    def space(self) -> Mapping[str, Axis]:
+        """What `calgp tune` searches: options of a run, as `calgp sweep --grid` names them, with their values."""
+        return {"learning_rate": RATES}
 
     @abstractmethod
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> Model:

@@ -1,5 +1,6 @@
 """CGP (van der Wilk et al. 2017): a Gaussian process over the patches of an image, without any network."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -12,6 +13,7 @@ from calgp.errors import CalgpError
 from calgp.gp import CHANNELS, LIKELIHOODS, InducingPatches, Latent, Likelihood, Model, Noise, SparseGP, Theta
 from calgp.methods.base import Method
 from calgp.methods.shared import check_choices, check_counts, refusing, start_at_labels
+from calgp.methods.space import RATES, Axis
 from calgp.nets import Backbone, Task
 
 START_PATCHES = 100_000  # of the training images, how many patches the inducing patches are chosen from
@@ -53,6 +55,9 @@ class Cgp(Method):
 
     def _theta(self) -> Theta:
         return Theta(self.lengthscale, self.sigma, learn=True)
+
+    def space(self) -> Mapping[str, Axis]:
+        return {"learning_rate": RATES, "method.sigma": Axis((12.5, 25.0, 50.0, 100.0), ratio=2.0)}
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CgpModel":
         if self.patch > min(task.height, task.width):

@@ -2,6 +2,7 @@
 
 import itertools
 from abc import ABC
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Latent, MaskedLinear, Masking, Model, Noise, Softmax
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
+from calgp.methods.space import KEEP, RATES, Axis
 from calgp.nets import Backbone, Features, Task
 
 
@@ -58,6 +60,9 @@ class CnnMcd(Method):
     def __post_init__(self) -> None:
         for keep in (self.keep, self.keep_filters):
             self._masking(keep)
+
+    def space(self) -> Mapping[str, Axis]:
+        return {"learning_rate": RATES, "method.keep_filters": KEEP, "method.keep": KEEP}
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnMcdModel":
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)

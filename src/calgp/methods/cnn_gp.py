@@ -1,5 +1,6 @@
 """The paper's model: CNN+GP(RF), CNN+GP(SORF), and deep GPs on convolutional features."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,6 +13,7 @@ from calgp.gp import FREQUENCIES, KERNELS, DeepGP, Latent, Masking, Model, Noise
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
 from calgp.methods.shared import check_choices, check_counts
+from calgp.methods.space import KEEP, KEEP_OMEGA, RATES, SIGMA, Axis
 from calgp.nets import Backbone, Features, Task
 
 
@@ -71,6 +73,10 @@ class CnnGp(Method):
         layers = f", {self.depth} layers" if self.depth > 1 else ""
         scale = "√d" if self.lengthscale is None else f"{self.lengthscale:g}"
         return f"CNN+GP({name}){layers}, inferred by masks, ℓ = {scale}"
+
+    def space(self) -> Mapping[str, Axis]:
+        axes = {"learning_rate": RATES, "method.keep_filters": KEEP, "method.keep": KEEP, "method.sigma": SIGMA}
+        return axes | ({"method.keep_omega": KEEP_OMEGA} if self.frequencies == "variational" else {})
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnGpModel":
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)

@@ -1,6 +1,7 @@
 """GPDNN (Bradshaw et al. 2017): a sparse Gaussian process on the features of a network, trained end to end."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -24,6 +25,7 @@ from calgp.gp import (
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
 from calgp.methods.shared import check_choices, check_counts, draw_seed, refusing, start_at_labels
+from calgp.methods.space import KEEP, RATES, Axis
 from calgp.nets import Backbone, Features, Task
 
 KERNELS = ("rbf", "arc-cosine-1")
@@ -73,6 +75,10 @@ class Gpdnn(Method):
 
     def in_one_line(self) -> str:
         return self.summary + (", masked filters" if self.keep_filters < 1 else "")
+
+    def space(self) -> Mapping[str, Axis]:
+        axes = {"learning_rate": RATES, "method.sigma": Axis((0.5, 1.0, 2.0), ratio=2.0)}
+        return axes | ({"method.keep_filters": KEEP} if self.keep_filters < 1 else {})
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "GpdnnModel":
         masking = self._masking()

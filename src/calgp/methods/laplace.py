@@ -1,6 +1,6 @@
 """A single pass on the same random features: W at its mode, with a Gaussian around it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -15,6 +15,7 @@ from calgp.gp import KERNELS, UNMASKED, LaplaceGP, Latent, Model, Noise, RandomF
 from calgp.gp.laplace import constant_one, mean_field_logits, per_class, shared
 from calgp.methods.base import Method
 from calgp.methods.shared import check_choices, check_counts, refusing
+from calgp.methods.space import RATES, SIGMA, Axis
 from calgp.nets import Backbone, Features, Task
 
 CURVATURES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,6 +63,9 @@ class CnnLaplace(Method):
         )
         with refusing():
             self._theta()
+
+    def space(self) -> Mapping[str, Axis]:
+        return {"learning_rate": RATES, "method.sigma": SIGMA}
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "LaplaceModel":
         covariances = task.classes if self.covariance == "per-class" else 1

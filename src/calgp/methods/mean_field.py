@@ -1,5 +1,6 @@
 """The paper's model with the classical posterior: mean-field Gaussians in place of masks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,6 +10,7 @@ from calgp.gp import FREQUENCIES, KERNELS, UNMASKED, DeepGP, MeanField, RandomFe
 from calgp.methods.base import Method
 from calgp.methods.cnn_gp import CnnGpModel, layer_sizes
 from calgp.methods.shared import check_choices, check_counts, refusing
+from calgp.methods.space import RATES, SIGMA, Axis
 from calgp.nets import Backbone, Task
 
 
@@ -47,6 +49,9 @@ class MeanFieldGp(Method):
             for deviation in (self.deviation, self.deviation_filters):
                 MeanField(deviation)
             self._theta()
+
+    def space(self) -> Mapping[str, Axis]:
+        return {"learning_rate": RATES, "method.sigma": SIGMA, "method.deviation": Axis((0.03, 0.1, 0.3), ratio=3.0)}
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> CnnGpModel:
         filters = MeanField(self.deviation_filters) if self.filters else UNMASKED

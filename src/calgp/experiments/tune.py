@@ -1,0 +1,228 @@
+"""Equal tuning: every method gets the same pilots and the same steps, judged by the MNLL of the same hold-out.
+
+Test images are never loaded. A search is resumed by doing it again: pilots that are done are read, not trained.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from torch import Tensor
+
+from calgp import calibration, metrics
+from calgp.errors import CalgpError
+from calgp.gp import NumericalError
+from calgp.methods.space import Axis, Value
+from calgp.runs import Run, RunFolder, from_json
+from calgp.runs.reading import read_json
+from calgp.runs.run import to_json
+from calgp.runs.writing import reporting, write_whole
+
+from .halving import Budget, Edge, Options, Pilot, best_of, edges_of, successive_halving
+from .reproduce import Job, Where, done_folder, perform
+from .rows import evaluation, held_out_name
+from .sweep import train_seconds
+
+__all__ = ["Budget", "Edge", "MadeBy", "Pilot", "TuningLog", "read_log", "tune", "with_options", "write_log"]
+
+HOLDOUT = 0.1  # the share of the training images that judges, unless the run has its own
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class MadeBy:
+    """The software that made the pilots, and when the last of them began."""
+
+    calgp: str
+    torch: str
+    device: str
+    precision: str
+    date: str
+
+
+@dataclass(frozen=True)
+class TuningLog:
+    """The whole search of one method.
+
+    base: the run that was tuned. declared: its method's space. searched: the same after widening and refining.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="strings")  # JSON has no infinite numbers
+
+    base: Annotated[Run, PlainValidator(from_json), PlainSerializer(to_json)]
+    budget: Budget
+    declared: dict[str, Axis]
+    searched: dict[str, Axis]
+    pilots: tuple[Pilot, ...]
+    made_by: MadeBy
+    format: int = field(default=FORMAT)
+
+    def __post_init__(self) -> None:
+        for rung, (count, steps) in enumerate(self.budget.rungs):
+            found = [pilot.steps for pilot in self.pilots if pilot.rung == rung]
+            if found != [steps] * count:
+                raise CalgpError(
+                    f"Rung {rung} of the tuning of {self.base.label} has {len(found)} pilots of {sorted(set(found))} "
+                    f"steps; its budget is {count} pilots of {steps} steps."
+                )
+        if not any(pilot.order < float("inf") for pilot in self.pilots):
+            raise CalgpError(f"Every pilot of {self.base.label} failed; the first: {self.pilots[0].failure}.")
+
+    @property
+    def winner(self) -> Pilot:
+        """The lowest MNLL of the last rung; of the one before, should all of the last have failed."""
+        best = [best_of(self.pilots, rung)[0] for rung in reversed(range(len(self.budget.rungs)))]
+        return next(pilot for pilot in best if pilot.order < float("inf"))
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """Where the winner stands at an edge of the space, widened as it was."""
+        return edges_of(self.searched, self.winner.options)
+
+    @property
+    def run(self) -> Run:
+        """The base run with the winner's options; its own steps, hold-out and seed."""
+        return with_options(self.base, self.winner.options)
+
+    @property
+    def against_default(self) -> tuple[Pilot, Pilot]:
+        """The base's own options at the last rung that they reached, and the winner's at the same rung."""
+        mine = [pilot for pilot in self.pilots if pilot.options == self.pilots[0].options][-1]
+        same = (pilot for pilot in self.pilots if pilot.options == self.winner.options and pilot.rung == mine.rung)
+        return mine, next(same)
+
+    @property
+    def steps(self) -> int:
+        """Of all pilots together."""
+        return sum(pilot.steps for pilot in self.pilots)
+
+
+def tune(base: Run, budget: Budget, where: Where, *, watch: Callable[[float], None] = lambda share: None) -> TuningLog:
+    """Search the space of a run's method; `watch` hears the share of the budget's steps that is done.
+
+    A pilot whose numbers fail counts with an infinite MNLL. A method with a calibrator is judged by two-fold
+    cross-fitting: each half of the hold-out with the calibrator that was fitted on the other half.
+    """
+    space, done = base.method.space(), 0
+
+    def attempt(options: Options, rung: int, steps: int) -> Pilot:
+        nonlocal done
+
+        def share(part: float) -> None:
+            watch((done + part * steps) / budget.total_steps)
+
+        run = pilot_run(base, options, steps)
+        pilot = _attempted(run, base.method.calibrator, Pilot(options, rung, steps, run.seed), budget, where, share)
+        done += steps
+        watch(done / budget.total_steps)
+        return pilot
+
+    search = successive_halving(space, options_of(base, space), budget, attempt, seed=f"{base.seed}/{base.label}")
+    return TuningLog(base, budget, dict(space), dict(search.space), search.pilots, _made_by(search.pilots, where))
+
+
+def pilot_run(base: Run, options: Options, steps: int) -> Run:
+    """The training of a pilot: of these steps whatever happens, with a hold-out that all methods share."""
+    run = with_options(base, options)
+    method = replace(run.method, calibrator=None) if run.method.calibrator else run.method  # type: ignore[type-var]
+    split = 0 if run.split_seed is None else run.split_seed
+    return replace(run, method=method, steps=steps, holdout=run.holdout or HOLDOUT, split_seed=split, patience=None)
+
+
+def with_options(run: Run, options: Options) -> Run:
+    """The run with these options, named as in a search space: learning_rate, method.sigma."""
+    own = {name: value for name, value in options.items() if "." not in name}
+    of_method = {name.removeprefix("method."): value for name, value in options.items() if "." in name}
+    return replace(run, method=replace(run.method, **of_method), **own)  # type: ignore[type-var, arg-type]
+
+
+def options_of(run: Run, names: Any) -> Options:
+    """The run's own values of options."""
+    return {name: _value(run, name) for name in names}
+
+
+def _value(run: Run, name: str) -> Value:
+    return getattr(run.method, name.removeprefix("method.")) if "." in name else getattr(run, name)
+
+
+def _attempted(
+    run: Run, calibrator: str | None, pilot: Pilot, budget: Budget, where: Where, watch: Callable[[float], None]
+) -> Pilot:
+    """Train and score a pilot, unless it is done."""
+    job = Job(run, budget.samples, tests=(), held_out=True)
+    pilot = replace(pilot, key=job.key)
+    try:
+        if done_folder(job, where, {}) is None:
+            perform(job, where, watch)
+    except torch.linalg.LinAlgError as error:
+        return replace(pilot, failure=str(error))
+    except CalgpError as error:
+        if not isinstance(error.__cause__, NumericalError):  # what every other pilot would meet, too
+            raise
+        return replace(pilot, failure=str(error.__cause__))
+    folder = RunFolder(where.runs / job.key)
+    scores = _scores(folder, run, budget.samples, calibrator)
+    return replace(pilot, **scores, seconds=round(train_seconds(folder), 3))
+
+
+def _scores(folder: RunFolder, run: Run, samples: int, calibrator: str | None) -> dict[str, float]:
+    """MNLL, error and ECE of the hold-out."""
+    name = held_out_name(run.source)
+    if calibrator is None:
+        found = evaluation(folder, run, name, samples)
+        scores = found["scores"] if found is not None else {}
+    else:
+        predicted = folder.predictions(name)
+        if predicted is None or "log_probs" not in predicted:
+            raise CalgpError(f"{folder.path} keeps no predictions of its hold-out; a {calibrator} cannot be judged.")
+        y = predicted["y"]
+        scores = metrics.scores(metrics.outcomes(cross_fitted(predicted["log_probs"], y, calibrator), y)).to_dict()
+    return {metric: scores[metric] for metric in ("mnll", "err", "ece")}
+
+
+def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str) -> Tensor:
+    """Log-probabilities of each half of the images, calibrated by the other half; halves have the same classes."""
+    order, fitted = y.argsort(stable=True), torch.empty_like(log_probs)
+    for judged, fitting in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+        fitted[judged] = calibration.find(calibrator).fit(log_probs[fitting], y[fitting]).apply(log_probs[judged])
+    return fitted
+
+
+def _made_by(pilots: tuple[Pilot, ...], where: Where) -> MadeBy:
+    cards = [RunFolder(where.runs / pilot.key).card() for pilot in pilots if pilot.failure is None]
+    if not cards:
+        raise CalgpError(f"Every pilot failed; the first: {pilots[0].failure}.")
+    found = max((card.environment for card in cards), key=lambda environment: environment["started"])
+    names = ("calgp", "torch", "device", "precision")
+    return MadeBy(**{name: str(found.get(name, "unknown")) for name in names}, date=found["started"][:10])
+
+
+_LOG = TypeAdapter(TuningLog)
+
+
+def write_log(log: TuningLog, path: Path) -> None:
+    """Write a log as JSON, with what follows from it for readers; the file appears whole or not at all."""
+    data = json.loads(_LOG.dump_json(log))
+    data["found"] = {
+        "options": log.winner.options,
+        "edges": [asdict(edge) for edge in log.edges],
+        "total_pilots": len(log.pilots),
+        "total_steps": log.steps,
+    }
+    with reporting(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+def read_log(path: Path) -> TuningLog:
+    """A log that `write_log` wrote, checked: its types, and that it spent its budget exactly."""
+    try:
+        return _LOG.validate_python(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CalgpError(f"{path} is no tuning log: {place}: {first['msg'].lower()}.") from None
