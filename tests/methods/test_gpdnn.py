@@ -65,6 +65,16 @@ def test_samples_of_a_masked_model_are_what_each_would_be_alone():
         torch.testing.assert_close(together.variance[s, 2], alone.variance[0, 0])
 
 
+@pytest.mark.parametrize("keep", [1.0, 0.5])
+def test_the_prior_of_filters_and_their_masks_are_separate_choices(keep):
+    """So that each can be changed alone: half the squared norm of the filters, times π, is in the bound or is not."""
+    free, bound = (build(Gpdnn(keep_filters=keep, filter_prior=prior)) for prior in (False, True))
+    assert bool(free.sites()) is bool(bound.sites()) is (keep < 1)
+    assert free.kl() == free.gp.kl()
+    assert bound.kl().item() == pytest.approx((bound.gp.kl() + bound.features.kl()).item())
+    assert bound.features.kl() > 0
+
+
 def test_filters_have_a_prior_only_where_they_have_masks():
     """Bradshaw et al. learn the network by maximum likelihood; MCD infers it."""
     plain, masked = build(), build(Gpdnn(inducing=7, keep_filters=0.5))

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -43,8 +43,9 @@ class Gpdnn(Method):
     sigma: σ to start with.
     ard: an ℓ for each feature.
     likelihood: softmax (by draws of f), or robust-max (in closed form; the original's).
-    keep_filters: π for Ψ. With 1 (GPDNN) filters have no masks and no prior: maximum likelihood, as in the original.
-        Below 1 (GPDNN+MCD) they are inferred by masks, and the bound has their KL.
+    keep_filters: π for Ψ. With 1 (GPDNN) filters have no masks; below 1 (GPDNN+MCD) they are inferred by masks.
+    filter_prior: whether filters have the prior N(0, 1), whose cost is in the bound; None means where they have masks.
+        Without masks and prior they are maximum likelihood, as in the original.
     granularity, inverted: how masks are drawn (calgp.gp.Masking).
     """
 
@@ -59,6 +60,7 @@ class Gpdnn(Method):
     keep_filters: float = 1.0
     granularity: Granularity = "element"
     inverted: bool = False
+    filter_prior: bool | None = field(default=None, metadata={"later": True})
 
     def __post_init__(self) -> None:
         check_counts(self, "inducing")
@@ -87,7 +89,8 @@ class Gpdnn(Method):
         points = torch.randn(self.inducing, d, generator=generator)
         inducing = InducingPoints(make_kernel(self.kernel, d, self._theta()), points)
         gp = SparseGP(inducing, task.classes)
-        return GpdnnModel(features, gp, LIKELIHOODS[self.likelihood](), prior_on_filters=masking.active)
+        filter_prior = masking.active if self.filter_prior is None else self.filter_prior
+        return GpdnnModel(features, gp, LIKELIHOODS[self.likelihood](), filter_prior=filter_prior)
 
     def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
         """Inducing points by k-means of features, ℓ by their distances, q(v) by least squares on their labels."""
@@ -107,10 +110,10 @@ class GpdnnModel(Model):
     """f = GP(c(x | Ψ)): a Gaussian for each draw of the masks, or one where there are none."""
 
     def __init__(
-        self, features: Features, gp: SparseGP[InducingPoints], likelihood: Likelihood, *, prior_on_filters: bool
+        self, features: Features, gp: SparseGP[InducingPoints], likelihood: Likelihood, *, filter_prior: bool
     ) -> None:
         super().__init__()
-        self.features, self.gp, self.likelihood, self.prior_on_filters = features, gp, likelihood, prior_on_filters
+        self.features, self.gp, self.likelihood, self.filter_prior = features, gp, likelihood, filter_prior
 
     def stem(self, x: Tensor) -> Tensor:
         return self.features.stem(x)
@@ -120,7 +123,7 @@ class GpdnnModel(Model):
         return Latent(mean, variance)
 
     def kl(self) -> Float[Tensor, ""]:
-        return self.gp.kl() + self.features.kl() if self.prior_on_filters else self.gp.kl()
+        return self.gp.kl() + self.features.kl() if self.filter_prior else self.gp.kl()
 
 
 def _first_features(model: GpdnnModel, train: Images, seed: int) -> Float[Tensor, "N d"]:
