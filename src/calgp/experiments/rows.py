@@ -3,23 +3,23 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, stdev
+from functools import lru_cache
+from statistics import mean
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from calgp import metrics
+from calgp.metrics import Outcomes
 from calgp.runs import Run, RunFolder
+from calgp.runs.image_scores import ImageScores, image_scores
+
+from .intervals import Estimate, Z, estimate, seed_error
 
 PAPER = ("err", "mnll", "ece", "brier")
 DETECTION = ("auroc", "aupr_out", "aupr_in", "fpr95")
-# 97.5 % points of Student's t by degrees of freedom; beyond the table the normal one is close enough
-STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-
-def student(freedom: int) -> float:
-    """
-    >>> student(2), student(100)
-    (4.303, 1.96)
-    """
-    return STUDENT[freedom] if freedom < len(STUDENT) else 1.96
+LOW_ENTROPY = 0.1  # of log Q, the largest entropy: a prediction below it counts as sure
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Cell:
 
     panel: data and network, in the paper's words. x: training size, depth or severity, where there is an axis.
     test: what is done to the test images before they are scored; nothing unless given.
-    outside: a source of other classes, on which doubt is measured.
-    instead: metrics that are told by another definition: (("ece", "ece_authors"),).
+    outside: a source of other classes, on which uncertainty is measured.
+    instead: metrics that follow another definition: (("ece", "ece_authors"),).
     """
 
     method: str
@@ -52,11 +52,23 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Resampled:
+    """Metrics on bootstrap resamples of the test images, averaged over the seeds: [R] for each metric.
+
+    images: a checksum of the images. Rows of the same images share their resamples, so their differences are paired.
+    """
+
+    images: str
+    metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
 class Row:
     """What runs found for a cell: a value a seed for each metric.
 
     halves: half the 95 % bootstrap interval over the test images, averaged over the seeds, where it is known.
-    details: of each seed, what figures and the page need besides.
+    details: of each seed, what figures and the page need besides. runs: all that the cell asks for, done or not.
+    resampled: where per-image scores of all seeds were kept.
     """
 
     method: str
@@ -65,7 +77,13 @@ class Row:
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     halves: Mapping[str, float] = field(default_factory=dict)
     details: tuple[Mapping[str, Any], ...] = ()
-    planned: int = 0
+    runs: tuple[Run, ...] = ()
+    resampled: Resampled | None = None
+
+    @property
+    def planned(self) -> int:
+        """The number of runs that the cell asks for."""
+        return len(self.runs)
 
     @property
     def label(self) -> str:
@@ -78,20 +96,46 @@ class Row:
 
     def error(self, metric: str) -> float | None:
         """Standard error over the seeds; None for fewer than two."""
-        values = self.values.get(metric, ())
-        return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return seed_error(self.values.get(metric, ()))[0]
 
     def spread(self, metric: str) -> float | None:
         """What figures show around a mean: its standard error, or of one seed half the interval over test images."""
         error = self.error(metric)
         return self.halves.get(metric) if error is None else error
 
+    def estimate(self, metric: str) -> Estimate | None:
+        """The mean with its standard errors over seeds and over test images; None where nothing was run."""
+        values = self.values.get(metric)
+        return estimate(values, error_over_images(self, metric)) if values else None
+
     def half(self, metric: str) -> float | None:
-        """Half a 95 % interval: chance of training (Student's t over seeds) or of the test set, the larger one."""
-        error, test = self.error(metric), self.halves.get(metric)
-        known = [] if error is None else [student(len(self.values[metric]) - 1) * error]
-        known += [] if test is None else [test]
-        return max(known) if known else None
+        """Half a 95 % interval over seeds and test images; of a single seed, over test images alone."""
+        found = self.estimate(metric)
+        return None if found is None else found.half()
+
+
+def error_over_images(row: Row, metric: str) -> float | None:
+    """Standard error over test images: of the resamples, or else of the intervals that were stored with the scores."""
+    if row.resampled is not None and metric in row.resampled.metrics:
+        return float(row.resampled.metrics[metric].std())
+    return row.halves[metric] / Z if metric in row.halves else None
+
+
+def difference(a: Row, b: Row, metric: str) -> Estimate | None:
+    """a − b, paired image by image where both rows have scores of the same images; None where one was not run."""
+    first, second = a.values.get(metric, ()), b.values.get(metric, ())
+    if not first or not second:
+        return None
+    return Estimate(mean(first) - mean(second), *seed_error(first, second), _paired_error(a, b, metric))
+
+
+def _paired_error(a: Row, b: Row, metric: str) -> float | None:
+    if a.resampled is not None and b.resampled is not None and a.resampled.images == b.resampled.images:
+        one, two = a.resampled.metrics.get(metric), b.resampled.metrics.get(metric)
+        if one is not None and two is not None:
+            return float((one - two).std())
+    errors = error_over_images(a, metric), error_over_images(b, metric)
+    return None if errors[0] is None or errors[1] is None else math.hypot(errors[0], errors[1])
 
 
 def row_of(cell: Cell, folders: Sequence[RunFolder]) -> Row:
@@ -107,8 +151,48 @@ def row_of(cell: Cell, folders: Sequence[RunFolder]) -> Row:
                 halves.setdefault(name, []).append(half)
     return Row(
         cell.method, cell.panel, cell.x, {name: tuple(found) for name, found in values.items()},
-        {name: mean(found) for name, found in halves.items()}, tuple(details), len(cell.runs),
+        {name: mean(found) for name, found in halves.items()}, tuple(details), cell.runs,
+        _resampled(cell, folders, details),
     )  # fmt: skip
+
+
+def _resampled(cell: Cell, folders: Sequence[RunFolder], details: Sequence[Mapping[str, Any]]) -> Resampled | None:
+    """Scores of all seeds on the same resamples of their test images; None unless all have kept theirs."""
+    if cell.test is not None or not folders:  # of corrupted images none are kept
+        return None
+    found: list[dict[str, Tensor]] = []
+    for folder, detail in zip(folders, details, strict=True):
+        own = image_scores(folder, detail["own"])
+        outside = image_scores(folder, detail["outside"]) if detail["outside"] else None
+        if own is None or own.outcomes is None or (detail["outside"] and outside is None):
+            return None
+        found.append(_resampled_metrics(own, own.outcomes, outside))
+    images = {"".join(detail[part]["checksum"] for part in ("own", "outside") if detail[part]) for detail in details}
+    if len(images) > 1:
+        return None
+    joined = {name: torch.stack([each[name] for each in found]).double().mean(0) for name in found[0]}
+    joined |= {name: joined[other] for name, other in cell.instead}
+    return Resampled(images.pop(), {name: each for name, each in joined.items() if each.isfinite().all()})
+
+
+@lru_cache(maxsize=4)
+def _weights(n: int, seed: int) -> Tensor:
+    return metrics.resample_weights(n, seed=seed)
+
+
+def _resampled_metrics(own: ImageScores, outcomes: Outcomes, outside: ImageScores | None) -> dict[str, Tensor]:
+    weights = _weights(len(own), 0)
+    found = metrics.resampled_scores(outcomes, weights)
+    found |= {"entropy_inside": found.pop("entropy"), "brier_mean": found["brier"] / outcomes.classes}
+    if outside is None:
+        return found
+    others = _weights(len(outside), 1)
+    low = (outside.entropy < LOW_ENTROPY * math.log(outcomes.classes)).float()
+    found["entropy_outside"], found["low_entropy_outside"] = (
+        others @ outside.entropy / len(outside),
+        others @ low / len(outside),
+    )
+    return found | metrics.resampled_ood(own.entropy, outside.entropy, weights, others)
 
 
 def evaluated_name(source: str, test: Shift | None) -> str:
@@ -137,6 +221,7 @@ def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     return {
         "seed": card.run.seed,
         "folder": folder.name,
+        "path": folder.path,
         "environment": card.environment,
         "run": card.run,
         "task": card.task,
@@ -157,10 +242,34 @@ def _numbers(detail: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]
     found["brier_mean"] = own["scores"]["brier"] / detail["task"].classes, halves["brier"] / detail["task"].classes
     # confidence − accuracy: above 0 is over-confident; its chance is that of the errors
     found["gap"] = own["scores"]["confidence"] - (1 - own["scores"]["err"]), halves.get("err")
-    found["entropy_inside"] = own["mean_entropy"], None
+    found["entropy_inside"] = own["mean_entropy"], _entropy_half(own)
     if outside:
-        found["entropy_outside"] = outside["mean_entropy"], None
+        found["entropy_outside"] = outside["mean_entropy"], _entropy_half(outside)
+        found |= _low_entropy(outside)
         for name in DETECTION if outside["ood"] else ():
             number = outside["ood"]["entropy"][name]
             found[name] = number["value"], (number["interval"][1] - number["interval"][0]) / 2
     return found
+
+
+def _entropy_half(evaluation: Mapping[str, Any]) -> float | None:
+    """Half the 95 % interval of the mean entropy over images, by the histogram; older scores have none."""
+    table = evaluation.get("entropy_histogram")
+    if not table:
+        return None
+    middles = [(low + high) / 2 for low, high in zip(table["edges"], table["edges"][1:], strict=False)]
+    n = sum(table["count"])
+    centre = sum(count * middle for count, middle in zip(table["count"], middles, strict=True)) / n
+    squares = sum(count * (middle - centre) ** 2 for count, middle in zip(table["count"], middles, strict=True)) / n
+    return Z * math.sqrt(squares / n)
+
+
+def _low_entropy(evaluation: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
+    """The share of images whose entropy is below a tenth of the largest one: the first 4 of 40 bins."""
+    table = evaluation.get("entropy_histogram")
+    if not table:
+        return {}
+    bound = LOW_ENTROPY * table["edges"][-1] * (1 + 1e-9)
+    n = sum(table["count"])
+    share = sum(c for c, high in zip(table["count"], table["edges"][1:], strict=True) if high <= bound) / n
+    return {"low_entropy_outside": (share, Z * math.sqrt(share * (1 - share) / n))}

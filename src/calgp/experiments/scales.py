@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from calgp.data.sources import open_source
@@ -75,6 +75,7 @@ class Scale:
     width: int | None = None  # of a hidden layer of the deep GP; None: as many as features, as the authors have it
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
     corrupted: int | None = None  # test images that are corrupted, a balanced part; None: all
+    warning: str | None = None  # what readers of its pages must know first
 
     def run(self, method: str, panel: str, train_size: int | None, seed: int) -> Run:
         """One training."""
@@ -95,6 +96,28 @@ class Scale:
         if method not in setting.only.get(train_size, (method,)):
             return ()
         return tuple(self.run(method, panel, train_size, seed) for seed in setting.seeds[train_size])
+
+
+def network_of(run: Run) -> str:
+    """The network's name; CGP is a Gaussian process on patches and has none."""
+    return "none" if isinstance(run.method, Cgp) else run.backbone_label
+
+
+def at_paper_scale(panel: str, runs: Sequence[Run]) -> bool:
+    """Whether runs have the paper's data and network, and train on all images (a hold-out counts as trained on).
+
+    Budgets are not compared: the paper names neither steps nor epochs.
+    """
+    setting = SCALES["paper"].settings.get(panel)
+    return bool(runs) and setting is not None and all(_like_paper(run, setting) for run in runs)
+
+
+def _like_paper(run: Run, setting: Setting) -> bool:
+    own = run.backbone
+    if isinstance(own, ResNet):  # `--faithful` changes how it predicts, not the network
+        own = replace(own, batch_moments=False)
+    same_network = isinstance(run.method, Cgp) or own == setting.backbone
+    return run.source == setting.source and run.train_size is None and same_network
 
 
 def adapted(method: Method, backbone: Backbone) -> Method:
@@ -200,6 +223,8 @@ def _small() -> Scale:
             CGP: (_method("cgp", inducing=20), 1e-2), SVDKL: (_method("svdkl", reduced=8, grid=16), 1e-2),
         },
         batch_size=32, schedule="one-cycle", depths=(1, 2), width=8, severities=(3,),
+        warning="Smoke scale: tiny networks, a few steps, embedded digits. It shows that everything runs; its numbers "
+        "say nothing about the paper, and panels only stand for the data and networks that they are named after.",
     )  # fmt: skip
 
 
@@ -249,6 +274,7 @@ def _laptop() -> Scale:
             CIFAR10_DEPTH: Setting("cifar10", BACKBONES["lenet-3"], {10_000: 1500}, {10_000: _TWO}, samples=20),
         },
         _LAPTOP, batch_size=100, schedule="one-cycle", width=64, corrupted=1000,
+        warning="Laptop scale: smaller training sets, shorter budgets, smaller ResNets than the paper's; stated below.",
     )  # fmt: skip
 
 

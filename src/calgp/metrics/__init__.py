@@ -14,9 +14,13 @@ results are accumulated in float64.
 from ._bootstrap import Interval as Interval
 from ._bootstrap import bootstrap as bootstrap
 from ._bootstrap import bootstrap_ood as bootstrap_ood
+from ._bootstrap import resample_weights as resample_weights
+from ._bootstrap import resampled_ood as resampled_ood
+from ._bootstrap import resampled_scores as resampled_scores
 from ._calibration import ECE_PRESETS as ECE_PRESETS
 from ._calibration import EcePreset as EcePreset
 from ._calibration import Reliability as Reliability
+from ._calibration import bin_excess as bin_excess
 from ._calibration import classwise_ece as classwise_ece
 from ._calibration import classwise_reliability as classwise_reliability
 from ._calibration import ece as ece

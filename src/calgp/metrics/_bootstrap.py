@@ -9,8 +9,11 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 
+from ._calibration import ECE_PRESETS, EcePreset, bin_excess
 from ._ood import OutOfDistribution, detection, ranks
 from ._outcomes import Outcomes, check_some
+
+OURS = EcePreset(bins=20, confidence="mean", closed="right", certain="kept", edges="k/M")  # `metrics.ece`
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,60 @@ def bootstrap_ood(
     estimate = detection(torch.bincount(inside_rank, minlength=levels), torch.bincount(outside_rank, minlength=levels))
     names = OutOfDistribution.__dataclass_fields__
     return {name: _percentiles(estimate[i], values[:, i], level) for i, name in enumerate(names)}
+
+
+def resample_weights(n: int, *, seed: int, resamples: int = 500) -> Float[Tensor, "R N"]:
+    """How often each of n images is drawn in each resample; the same for all methods, which pairs them.
+
+    >>> resample_weights(4, seed=0, resamples=2).sum(1)
+    tensor([4., 4.])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    counts = [torch.bincount(_draw(n, generator), minlength=n) for _ in range(resamples)]
+    return torch.stack(counts).float()
+
+
+def resampled_scores(outcomes: Outcomes, weights: Float[Tensor, "R N"]) -> dict[str, Float[Tensor, "R"]]:
+    """The scores of each resample, by name. `gap` is confidence − accuracy; above 0 is over-confident.
+
+    A paired comparison of two methods takes the difference of their scores resample by resample.
+
+    >>> from calgp.metrics import outcomes
+    >>> predicted = outcomes(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([1, 0]))
+    >>> resampled_scores(predicted, torch.tensor([[1.0, 1.0], [2.0, 0.0]]))["err"]
+    tensor([0.5000, 1.0000])
+    """
+    wrong = (~outcomes.correct).to(outcomes.confidence)
+    columns = [wrong, -outcomes.label_log_prob, outcomes.brier, outcomes.entropy, outcomes.confidence - 1 + wrong]
+    names = ("err", "mnll", "brier", "entropy", "gap")
+    n = len(outcomes)
+    means = weights @ torch.stack(columns, 1) / n
+    found = dict(zip(names, means.unbind(1), strict=True))
+    for name, preset in {"ece": OURS, "ece_paper": ECE_PRESETS["paper"], "ece_authors": ECE_PRESETS["authors"]}.items():
+        found[name] = (weights @ bin_excess(outcomes, preset)).abs().sum(1) / n
+    return found
+
+
+def resampled_ood(
+    inside: Float[Tensor, "N"],
+    outside: Float[Tensor, "M"],
+    inside_weights: Float[Tensor, "R N"],
+    outside_weights: Float[Tensor, "R M"],
+) -> dict[str, Float[Tensor, "R"]]:
+    """The `OutOfDistribution` numbers of each resample, by name.
+
+    >>> found = resampled_ood(torch.arange(4.0), torch.arange(2.0, 6.0), torch.ones(1, 4), torch.ones(1, 4))
+    >>> found["auroc"]
+    tensor([0.8750], dtype=torch.float64)
+    """
+    inside_rank, outside_rank, levels = ranks(inside, outside)
+
+    def counted(rank: Int[Tensor, "N"], weights: Float[Tensor, "N"]) -> Int[Tensor, "L"]:
+        return torch.bincount(rank, weights, minlength=levels).long()
+
+    pairs = zip(inside_weights, outside_weights, strict=True)
+    values = torch.stack([detection(counted(inside_rank, a), counted(outside_rank, b)) for a, b in pairs])
+    return dict(zip(OutOfDistribution.__dataclass_fields__, values.unbind(1), strict=True))
 
 
 def _draw(n: int, generator: torch.Generator) -> Int[Tensor, "N"]:

@@ -172,7 +172,7 @@ class EcePreset:
 
 
 ECE_PRESETS = {
-    # Milios et al.'s formula; the text does not name M, their code has 20.
+    # The formula of Tran et al. (2018), the paper; the text does not name M, their code has 20.
     "paper": EcePreset(bins=20, confidence="midpoint", closed="right", certain="kept", edges="k/M"),
     "authors": EcePreset(bins=20, confidence="mean", closed="left", certain="lost", edges="k/M"),
     "guo": EcePreset(bins=15, confidence="mean", closed="right", certain="kept", edges="linspace"),
@@ -190,13 +190,38 @@ def preset_ece(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, ""]:
     (tensor(0.7500, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
     """
     check_some(outcomes)
+    outcomes, edges = _binned_by(preset, outcomes)
+    table = _tabulate(outcomes, edges, closed=preset.closed, certain=preset.certain)
+    return table.ece(confidence=preset.confidence)
+
+
+def bin_excess(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, "N M"]:
+    """Confidence − correctness of each image, in the column of its bin: ECE as a sum over images.
+
+    `preset_ece` is Σ_m |Σ_i excess_im| / N, so resamples of the images only need weighted sums of these rows.
+
+    >>> from calgp.metrics import outcomes
+    >>> predicted = outcomes(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([1, 0]))
+    >>> bin_excess(predicted, EcePreset(2, "mean", "right", "kept", "k/M"))
+    tensor([[ 0.0000,  0.7500],
+            [-0.5000,  0.0000]])
+    """
+    outcomes, edges = _binned_by(preset, outcomes)
+    inner = (edges[1:-1] if preset.certain == "kept" else edges[1:]).to(outcomes.confidence.dtype)
+    cell = _cells(outcomes.confidence[None], inner, preset.closed)[0]
+    middle = ((cell + 0.5) / preset.bins).clamp(max=1).to(outcomes.confidence)
+    expected = outcomes.confidence if preset.confidence == "mean" else middle
+    excess = expected.new_zeros(len(outcomes), len(inner) + 1)
+    excess.scatter_(1, cell[:, None], (expected - outcomes.correct.to(expected))[:, None])
+    return excess[:, :-1] if preset.certain == "lost" else excess
+
+
+def _binned_by(preset: EcePreset, outcomes: Outcomes) -> tuple[Outcomes, Float[Tensor, "edges"]]:
     edges = _equal_width(preset.bins)
     if preset.edges == "linspace":
         edges = torch.linspace(0, 1, preset.bins + 1, dtype=torch.float32).double()
         outcomes = replace(outcomes, confidence=outcomes.confidence.float())
-    edges = edges.to(outcomes.confidence.device)
-    table = _tabulate(outcomes, edges, closed=preset.closed, certain=preset.certain)
-    return table.ece(confidence=preset.confidence)
+    return outcomes, edges.to(outcomes.confidence.device)
 
 
 def _tabulate(outcomes: Outcomes, edges: Float[Tensor, "edges"], *, closed: str, certain: str) -> Reliability:
