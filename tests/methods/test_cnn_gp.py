@@ -63,7 +63,7 @@ def test_keeps_of_weights_filters_and_frequencies_are_separate():
 
 
 def test_every_parameter_is_counted_once_in_the_kl():
-    """∂KL/∂M by the kind of parameter: M (no mask, biases), π_ψ M, π_w M, π_Ω M (whitened); batch norm and θ not at all."""
+    """∂KL/∂M by the kind of parameter: M (no mask, biases), π_ψ M, π_w M, π_Ω M; batch norm and θ not at all."""
     method = CnnGp(depth=2, width=3, keep=0.3, keep_filters=0.8, keep_omega=0.9, lengthscale=2.0)
     model = build(method, DEEP, TINY).double()
     model.kl().backward()
