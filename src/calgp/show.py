@@ -113,13 +113,15 @@ def experiment_table(experiments: Iterable[Experiment]) -> Table:
 
 def verdict_table(experiment: Experiment, verdicts: Iterable[Verdict]) -> Table:
     """What became of the claims of an experiment."""
-    colours = {"held": "blue", "not held": "red", "undecided": "default"}
-    table = Table(Column("", no_wrap=True), experiment.name, Column("for", justify="right"),
-                  Column("undecided", justify="right"), Column("against", justify="right"))  # fmt: skip
+    from calgp.experiments.verdicts import STATES
+
+    colours = {"held": "blue", "not held": "red", "mixed": "magenta"}
+    names = ("for", "undecided", "one seed", "against")
+    table = Table(Column("", no_wrap=True), experiment.name, *(Column(name, justify="right") for name in names))
     for verdict in verdicts:
         count = verdict.count()
-        counts = [str(count[state]) for state in ("held", "undecided", "not held")]
-        table.add_row(f"[{colours[verdict.state]}]{verdict.state}[/]", escape(verdict.claim), *counts)
+        counts = [str(count[state]) for state in STATES]
+        table.add_row(f"[{colours.get(verdict.state, 'default')}]{verdict.state}[/]", escape(verdict.claim), *counts)
     return table
 
 

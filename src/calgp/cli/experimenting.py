@@ -32,11 +32,14 @@ def reproduce(
     address: AddressOption = None,
     gpus: GpusOption = 0.0,
     faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
-    pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what there is.")] = False,
-    results: Annotated[Path, typer.Option(help="Small results of finished runs are taken from here.")] = Path(
-        "results"
-    ),
-    keep: Annotated[Path | None, typer.Option(help="Copy the small results of each finished run here.")] = None,
+    pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what is in --results.")] = False,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(help="Where small results of finished runs lie; `results` and OUT/results unless given."),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Copy the small results of each finished run here; OUT/results unless given.")
+    ] = None,
     data: DataOption = None,
     threads: ThreadsOption = None,
 ) -> None:
@@ -58,7 +61,9 @@ def reproduce(
     chosen = experiments.chosen(name)
     size = experiments.find_scale(scale)
     cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
-    where = experiments.Where(folder / "runs", results, keep, data)
+    kept = folder / "results" if keep is None else keep
+    places = tuple(results) if results else (Path("results"), folder / "results")
+    where = experiments.Where(folder / "runs", places, None if pages else kept, data)
     everything = [cell for planned in cells.values() for cell in planned]
     if scale != "smoke":
         out.print(show.cost(experiments.missing(everything, where), jobs or 1))

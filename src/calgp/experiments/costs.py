@@ -91,8 +91,8 @@ def priced(rows: Sequence[Row], costs: Mapping[str, float]) -> list[Row]:
 
 def _races(where: Where) -> Iterator[dict[str, float]]:
     """What races found that can be read; others are run again."""
-    for place in (where.runs, where.results):
-        for file in sorted(place.rglob("costs-*.json")) if place is not None and place.is_dir() else []:
+    for place in where.small:
+        for file in sorted(place.rglob("costs-*.json")) if place.is_dir() else []:
             with suppress(CalgpError, AttributeError, KeyError, TypeError, ValueError):
                 yield {key: float(value) for key, value in read_json(file)["milliseconds"].items()}
 
@@ -102,11 +102,10 @@ def _keep(race: Mapping[str, float], where: Where) -> None:
     name = f"costs-{hashlib.sha256(''.join(sorted(race)).encode()).hexdigest()[:8]}.json"
     told: dict[str, Any] = {"milliseconds": dict(race), "images": IMAGES, "turns": TURNS, "environment": environment()}
     del told["environment"]["command"]  # it names places
-    for place in (where.runs, where.keep):
-        if place is not None:
-            with reporting(place):
-                place.mkdir(parents=True, exist_ok=True)
-                write_whole(place / name, (json.dumps(told, indent=1) + "\n").encode())
+    if where.keep is not None:
+        with reporting(where.keep):
+            where.keep.mkdir(parents=True, exist_ok=True)
+            write_whole(where.keep / name, (json.dumps(told, indent=1) + "\n").encode())
 
 
 def _wanted(rows: Iterable[Row]) -> dict[str, Prediction]:

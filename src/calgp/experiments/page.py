@@ -1,10 +1,7 @@
 """From the rows of an experiment to its files: a page, figures as SVG and PNG, tables as CSV and JSON."""
 
-import csv
 import dataclasses
-import io
 import json
-import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,37 +10,27 @@ from typing import Any
 
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES
-from calgp.report.experiment import Judged, Table, Tally, experiment_page
+from calgp.report.experiment import experiment_page
 from calgp.report.figures import Bins
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
-from calgp.report.words import decimal, percent
 from calgp.runs import Run
 from calgp.runs.folder import environment
 from calgp.runs.writing import remove_leftovers, reporting, write_whole
 
-from .paper import Experiment, Published
+from .paper import Experiment
 from .reproduce import key
-from .rows import DETECTION, PAPER, Cell, Row
+from .rows import PAPER, Cell, Row
 from .scales import Scale
-from .verdicts import Part, Verdict
-
-NAMES = {
-    "err": "ERR", "mnll": "MNLL", "ece": "ECE", "brier": "BRIER", "gap": "confidence − accuracy",
-    "entropy_inside": "entropy inside", "entropy_outside": "entropy outside", "auroc": "AUROC",
-    "aupr_out": "AUPR, outside", "aupr_in": "AUPR, inside", "fpr95": "FPR95",
-    "prediction_ms": "ms of a core, a prediction",
-}  # fmt: skip
-BELOW = {  # what stands below a number: intervals or not
-    False: "Mean over seeds; below it ± its standard error, or, of a single seed, (± half the bootstrap interval over "
-    "test images).",
-    True: "Mean over seeds; below it the 95 % interval, of seeds or of test images, whichever is wider.",
-}
-WARNINGS = {
-    "smoke": "Smoke scale: tiny networks, a few steps, embedded digits. It shows that everything runs; its numbers say "
-    "nothing about the paper, and panels only stand for the data and networks that they are named after.",
-    "laptop": "Laptop scale: smaller training sets, shorter budgets, smaller ResNets than the paper's; stated below.",
-    "paper": None,
-}
+from .tables import (
+    NAMES,
+    comparable_number,
+    csv_of,
+    judged_card,
+    numbers_table,
+    table_of,
+    trained_table,
+    verdict_summary,
+)
 
 
 def write_experiment(
@@ -69,32 +56,32 @@ def write_experiment(
         title=experiment.title,
         claim=experiment.claim,
         facts=_facts(scale, rows, authors),
-        warning=WARNINGS[scale.name],
-        judged=[_judged(verdict) for verdict in found],
+        warning=scale.warning,
+        judged=[judged_card(verdict) for verdict in found],
         figures=[(drawn.svg, drawn.says) for drawn in drawings.values()],
-        tables=[_numbers(experiment, panel, rows) for panel in dict.fromkeys(row.panel for row in rows)],
-        trained=_trained(cells, rows),
+        tables=[numbers_table(experiment, panel, rows) for panel in dict.fromkeys(row.panel for row in rows)],
+        trained=trained_table(cells, rows),
         commands=[shlex.join(command)],
         trainings=[train_command(run) for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
         environment=_versions(rows),
         notes=[*experiment.notes, *failed],
     )
     plain = table_of(experiment, rows)
-    told = {
+    summary = {
         "experiment": experiment.name,
         "scale": scale.name,
         "faithful": authors,
         "claim": experiment.claim,
         "rows": plain,
-        "verdicts": [_told(verdict) for verdict in found],
+        "verdicts": [verdict_summary(verdict, rows) for verdict in found],
         "runs": {key(run): train_command(run) for cell in cells for run in cell.runs},
     }
     files = {
         "report.html": page.encode("utf-8", "replace"),
         **{f"{name}.svg": drawn.svg.encode() for name, drawn in drawings.items()},
         **{f"{name}.png": drawn.png for name, drawn in drawings.items()},
-        "table.csv": _csv(plain).encode(),
-        "table.json": (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode(),
+        "table.csv": csv_of(plain).encode(),
+        "table.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
     }
     with reporting(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -102,30 +89,6 @@ def write_experiment(
         for name, data in files.items():
             write_whole(out / name, data)
     return out / "report.html"
-
-
-def table_of(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows as plain data: mean, standard error and half an interval of each metric, and the published number."""
-    table = []
-    for row in rows:
-        plain: dict[str, Any] = {"panel": row.panel, "method": row.method}
-        plain |= {} if row.x is None else {experiment.axis: row.x}
-        plain |= {"seeds": [detail["seed"] for detail in row.details], "planned": row.planned}
-        published = published_for(experiment, row, rows)
-        for metric in experiment.metrics:
-            plain[metric] = row.mean(metric) if row.values else "not run"
-            plain |= {f"{metric}_se": row.error(metric), f"{metric}_half": row.half(metric)}
-            plain[f"{metric}_published"] = None if published is None else published.values.get(metric)
-        table.append(plain)
-    return table
-
-
-def published_for(experiment: Experiment, row: Row, rows: Sequence[Row]) -> Published | None:
-    """The paper's numbers are of full training sets: they stand beside the largest x of the method and panel."""
-    if row.x is not None and row.x < max(each.x or 0 for each in rows if each.panel == row.panel):
-        return None
-    match = (p for p in experiment.published if (p.method, p.panel) == (row.method, row.panel))
-    return next(match, None)
 
 
 def draw(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
@@ -231,7 +194,7 @@ def _draw_ladders(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[
     def points(members: Sequence[Row], metric: str) -> list[tuple[str, float | None, float | None, float | None]]:
         return [
             (row.method, row.mean(metric), row.spread(metric),
-             None if (p := published_for(experiment, row, rows)) is None else p.values.get(metric))
+             comparable_number(experiment, row, rows, metric))
             for row in members
         ]  # fmt: skip
 
@@ -260,99 +223,6 @@ def _summed(histograms: Sequence[Mapping[str, Any]]) -> tuple[Sequence[float], S
     return histograms[0]["edges"], counts
 
 
-def _form(metric: str, value: float) -> str:
-    if metric == "prediction_ms":
-        return f"{value:.3g}"
-    return percent(value) if metric == "fpr95" else decimal(value)
-
-
-def _numbers(experiment: Experiment, panel: str, rows: Sequence[Row]) -> Table:
-    """Published and measured numbers side by side."""
-    members = [row for row in rows if row.panel == panel]
-    known = {metric for p in experiment.published if p.panel == panel for metric in p.values}
-    columns: list[str] = []
-    for metric in experiment.metrics:
-        columns += [NAMES[metric]] + ([f"{NAMES[metric]}, paper"] if metric in known else [])
-    lines = []
-    for row in members:
-        published = published_for(experiment, row, rows)
-        cells: list[tuple[str, str]] = []
-        for metric in experiment.metrics:
-            cells.append(_cell(row, metric, experiment.intervals))
-            if metric in known:
-                value = None if published is None else published.values.get(metric)
-                cells.append(("–" if value is None else f"{value:g}", ""))
-        names = [row.method, *([f"{row.x:,g}"] if experiment.axis else []), f"{len(row.details)} of {row.planned}"]
-        lines.append((names, cells))
-    names = ["method", *([experiment.axis] if experiment.axis else []), "seeds"]
-    sizes = sorted({detail["train_images"] for row in members for detail in row.details})
-    trained = "" if experiment.axis == "training images" or not sizes else f", {_and(sizes)} training images"
-    return Table(f"{panel}{trained}. {BELOW[experiment.intervals]}", names, columns, lines)
-
-
-def _and(numbers: Sequence[int]) -> str:
-    return " and ".join(f"{number:,}" for number in numbers)
-
-
-def _cell(row: Row, metric: str, intervals: bool) -> tuple[str, str]:
-    value, error, half = row.mean(metric), row.error(metric), row.half(metric)
-    if value is None:
-        return "–" if row.values else "not run", ""
-    if intervals and half is not None:
-        least, most = (0.0, 1.0) if metric in DETECTION else (0.0, math.inf)
-        return _form(
-            metric, value
-        ), f"{_form(metric, max(least, value - half))} – {_form(metric, min(most, value + half))}"
-    if error is not None:
-        return _form(metric, value), f"± {error:.4f}"
-    return _form(metric, value), "" if half is None else f"(± {half:.4f})"
-
-
-def _trained(cells: Sequence[Cell], rows: Sequence[Row]) -> Table:
-    """What was trained, a line for each kind of run."""
-    lines: dict[tuple[str, ...], list[tuple[Run, Cell]]] = {}
-    for cell in cells:
-        for run in cell.runs:
-            names = (cell.panel, run.source, run.backbone_label, f"{run.train_size or 'all'}")
-            lines.setdefault(names, []).append((run, cell))
-    seconds = {
-        (detail["folder"]): (detail["train_seconds"], (detail["own"] or {}).get("prediction_seconds"))
-        for row in rows for detail in row.details
-    }  # fmt: skip
-    table = []
-    for names, members in lines.items():
-        runs = [run for run, _ in members]
-        length = " / ".join(
-            dict.fromkeys(f"{run.steps} steps" if run.steps else f"{run.epochs:g} epochs" for run in runs)
-        )
-        table.append(
-            (names, [
-                (length, f"batches of {' / '.join(dict.fromkeys(str(run.batch_size) for run in runs))}"),
-                (", ".join(map(str, sorted({run.seed for run in runs}))), ""),
-                (" / ".join(dict.fromkeys(str(cell.samples) for _, cell in members)), ""),
-                (str(len(set(runs))), ""),
-            ])
-        )  # fmt: skip
-    whole = sum(train for train, _ in seconds.values())
-    predicting = sum(predict or 0.0 for _, predict in seconds.values())
-    caption = (
-        f"What was trained: {len(seconds)} runs, {_time(whole)} of training and {_time(predicting)} of prediction."
-    )
-    return Table(
-        caption, ["panel", "images", "network", "training images"], ["length", "seeds", "samples", "runs"], table
-    )
-
-
-def _time(seconds: float) -> str:
-    """
-    >>> _time(5), _time(600), _time(20000)
-    ('5 s', '10 min', '5.6 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def _facts(scale: Scale, rows: Sequence[Row], authors: bool) -> list[tuple[str, str]]:
     done, planned = sum(len(row.details) for row in rows), sum(row.planned for row in rows)
     empty = sum(not row.planned for row in rows)
@@ -361,42 +231,6 @@ def _facts(scale: Scale, rows: Sequence[Row], authors: bool) -> list[tuple[str, 
         ("follows", "the authors' code" if authors else "the paper (docs/paper.md)"),
         ("results", f"{done} of {planned}" + (f", {empty} cells left out at this scale" if empty else "")),
     ]
-
-
-def _judged(verdict: Verdict) -> Judged:
-    return Judged(verdict.claim, verdict.state, verdict.told, _tally(verdict), [_part(part) for part in verdict.parts])
-
-
-def _tally(verdict: Verdict) -> Tally:
-    """How many comparisons went how, where; of a single one, its difference."""
-    panels = dict.fromkeys(part.panel for part in verdict.parts)
-    metrics = dict.fromkeys(part.metric for part in verdict.parts)
-
-    def cell(panel: str, metric: str) -> list[tuple[str, int, str]]:
-        parts = [part for part in verdict.parts if (part.panel, part.metric) == (panel, metric)]
-        if len(parts) == 1:
-            return [(parts[0].state, 1, f"{parts[0].difference:+.4f}".replace("-", "−"))]
-        count = verdict.count(panel, metric)
-        return [(state, count[state], str(count[state])) for state in ("held", "undecided", "not held") if count[state]]
-
-    return Tally([NAMES[metric] for metric in metrics], [(p, [cell(p, m) for m in metrics]) for p in panels])
-
-
-def _part(part: Part) -> tuple[str, str, str, str]:
-    ends = part.interval
-    return (
-        part.what, decimal(part.difference), "–" if ends is None else f"{decimal(ends[0])} … {decimal(ends[1])}",
-        part.state,
-    )  # fmt: skip
-
-
-def _told(verdict: Verdict) -> dict[str, Any]:
-    parts = [
-        {"what": p.what, "panel": p.panel, "metric": p.metric, "difference": p.difference, "interval": p.interval,
-         "state": p.state}
-        for p in verdict.parts
-    ]  # fmt: skip
-    return {"claim": verdict.claim, "state": verdict.state, "told": verdict.told, "comparisons": parts}
 
 
 def _versions(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -408,11 +242,3 @@ def _versions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     started = sorted(str(d["environment"].get("started", "")) for row in rows for d in row.details)
     dates = [("runs started", f"{started[0]} … {started[-1]}")] if started else []
     return [*versions, *dates, ("this page", f"calgp {now['calgp']}, torch {now['torch']}, {now['started']}")]
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
-    return text.getvalue()

@@ -16,6 +16,7 @@ from calgp.errors import CalgpError
 from calgp.runs import Run, RunFolder, Step, evaluate, identity, train
 from calgp.runs.engines import Engine, Here, Under
 from calgp.runs.evaluation import test_images
+from calgp.runs.image_scores import image_scores, image_scores_name, packed
 from calgp.runs.reading import read_json
 from calgp.runs.training_data import held_out_images
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
@@ -82,17 +83,26 @@ class Progress:
 
 @dataclass(frozen=True)
 class Where:
-    """Places: where runs are made, where small results of finished ones are looked for and kept, where images lie."""
+    """Places: where runs are made, where small results of finished ones are looked for and kept, where images lie.
+
+    Rows and pages are made from small results alone: those in `results`, in this order, and those in `keep`.
+    """
 
     runs: Path
-    results: Path | None = None
+    results: tuple[Path, ...] = ()
     keep: Path | None = None
     data: Path | None = None
 
+    @property
+    def small(self) -> tuple[Path, ...]:
+        """All folders of small results, those that were given first."""
+        return (*self.results, *([] if self.keep is None else [self.keep]))
+
     def absolute(self) -> "Where":
         """The same for processes that are elsewhere."""
-        places = {"runs": self.runs, "results": self.results, "keep": self.keep, "data": data_directory(self.data)}
-        return replace(self, **{name: None if path is None else path.absolute() for name, path in places.items()})
+        places = {"runs": self.runs, "keep": self.keep, "data": data_directory(self.data)}
+        absolute = {name: None if path is None else path.absolute() for name, path in places.items()}
+        return replace(self, results=tuple(path.absolute() for path in self.results), **absolute)
 
 
 @dataclass
@@ -128,10 +138,10 @@ def jobs_of(cells: Iterable[Cell]) -> list[Job]:
     return sorted(found.values(), key=lambda job: job.seconds)
 
 
-def finished_results(path: Path | None) -> dict[str, list[RunFolder]]:
-    """By key, run folders below `path`, whatever their names, that can be read: small results kept in a repository."""
+def finished_results(paths: Iterable[Path]) -> dict[str, list[RunFolder]]:
+    """By key, run folders below `paths`, whatever their names, that can be read: small results kept in a repository."""
     found: dict[str, list[RunFolder]] = {}
-    for file in sorted(path.rglob("run.json")) if path is not None and path.is_dir() else []:
+    for file in (file for path in dict.fromkeys(paths) if path.is_dir() for file in sorted(path.rglob("run.json"))):
         folder = RunFolder(file.parent)
         try:
             card = folder.card()
@@ -144,7 +154,11 @@ def finished_results(path: Path | None) -> dict[str, list[RunFolder]]:
 
 def done_folder(job: Job, where: Where, results: Mapping[str, Sequence[RunFolder]]) -> RunFolder | None:
     """The folder that has all evaluations of a job; None if it is still to be run."""
-    for folder in (RunFolder(where.runs / job.key), *results.get(job.key, ())):
+    return _first_done(job, (RunFolder(where.runs / job.key), *results.get(job.key, ())))
+
+
+def _first_done(job: Job, folders: Iterable[RunFolder]) -> RunFolder | None:
+    for folder in folders:
         if (folder.path / "run.json").is_file() and not job.lacks(folder):
             return folder
     return None
@@ -187,10 +201,13 @@ def _perform(job: Job, folder: RunFolder, where: Where, watch: Callable[[float],
 
 
 def keep(folder: RunFolder, target: Path) -> None:
-    """Copy what is small of a run: its description, scores and log, without the command line, which names places."""
+    """Copy what is small of a run: its description, scores, per-image scores and log, without the command line."""
     with reporting(target):
         target.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target)
+        for evaluated in folder.evaluations():
+            if (found := image_scores(folder, evaluated)) is not None:
+                write_whole(target / image_scores_name(folder, evaluated), packed(found))
         for pattern in SMALL:
             for file in folder.path.glob(pattern):
                 write_whole(target / file.name, file.read_bytes())
@@ -200,16 +217,29 @@ def keep(folder: RunFolder, target: Path) -> None:
 
 
 def _keep_finished(cells: Iterable[Cell], where: Where) -> None:
-    """Keep what is finished and was not kept, by a process that was killed in between."""
-    if where.keep is not None:
-        for job in jobs_of(cells):
-            if done_folder(job, where, {}) is not None and done_folder(job, Where(where.keep), {}) is None:
-                keep(RunFolder(where.runs / job.key), where.keep / job.key)
+    """Keep what is finished and was not kept: by a process that was killed, or without its per-image scores."""
+    if where.keep is None:
+        return
+    for job in jobs_of(cells):
+        folder, target = RunFolder(where.runs / job.key), RunFolder(where.keep / job.key)
+        if _first_done(job, [folder]) is not None and (
+            _first_done(job, [target]) is None or _lacks_image_scores(folder, target)
+        ):
+            keep(folder, target.path)
+
+
+def _lacks_image_scores(folder: RunFolder, target: RunFolder) -> bool:
+    """Whether the run's folder has predictions whose per-image scores were not kept."""
+    return any(
+        not (target.path / image_scores_name(folder, evaluated)).is_file()
+        for evaluated in folder.evaluations()
+        if (folder.path / folder.predictions_name(evaluated["source"], evaluated["calibrator"])).is_file()
+    )
 
 
 def missing(cells: Iterable[Cell], where: Where) -> list[Job]:
     """The jobs that are still to be done."""
-    results = finished_results(where.results)
+    results = finished_results(where.small)
     return [job for job in jobs_of(cells) if done_folder(job, where, results) is None]
 
 
@@ -263,12 +293,12 @@ def run_jobs(
 
 
 def rows_of(cells: Iterable[Cell], where: Where) -> list[Row]:
-    """A row for each cell, from the runs that are done."""
-    results = finished_results(where.results)
+    """A row for each cell, from the small results of runs that are done; `where.runs` is not looked at."""
+    results = finished_results(where.small)
     rows = []
     for cell in cells:
         wanted = [Job(run, cell.samples, (cell.test,), (cell.outside,) if cell.outside else ()) for run in cell.runs]
-        found = [done_folder(job, where, results) for job in wanted]
+        found = [_first_done(job, results.get(job.key, ())) for job in wanted]
         rows.append(row_of(cell, [folder for folder in found if folder is not None]))
     return rows
 

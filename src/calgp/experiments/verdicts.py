@@ -1,12 +1,13 @@
 """The paper's claims, judged: pure functions from rows to a verdict, each with its comparisons and intervals."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from .intervals import Estimate, estimate
-from .rows import PAPER, Row, difference
+from .rows import PAPER, Row, difference, error_over_images
 from .scales import at_paper_scale
 
 State = Literal["held", "not held", "undecided", "one seed"]  # of a comparison
@@ -244,9 +245,8 @@ def within_row(row: Row, first: str, second: str) -> Estimate | None:
     gaps = [a - b for a, b in zip(row.values.get(first, ()), row.values.get(second, ()), strict=False)]
     if not gaps:
         return None
-    one, two = row.estimate(first), row.estimate(second)
-    known = one is not None and two is not None and one.test_error is not None and two.test_error is not None
-    return estimate(gaps, (one.test_error**2 + two.test_error**2) ** 0.5 if known else None)
+    one, two = error_over_images(row, first), error_over_images(row, second)
+    return estimate(gaps, None if one is None or two is None else math.hypot(one, two))
 
 
 def on(panels: Iterable[str], judge: Judge) -> Judge:

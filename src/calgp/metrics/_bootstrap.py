@@ -105,10 +105,10 @@ def resampled_scores(outcomes: Outcomes, weights: Float[Tensor, "R N"]) -> dict[
     """
     wrong = (~outcomes.correct).to(outcomes.confidence)
     columns = [wrong, -outcomes.label_log_prob, outcomes.brier, outcomes.entropy, outcomes.confidence - 1 + wrong]
-    names = ("err", "mnll", "brier", "entropy", "gap")
     n = len(outcomes)
     means = weights @ torch.stack(columns, 1) / n
-    found = dict(zip(names, means.unbind(1), strict=True))
+    names = ["err", "mnll", "brier", "entropy", "gap"]
+    found: dict[str, Tensor] = dict(zip(names, means.unbind(1), strict=True))
     for name, preset in {"ece": OURS, "ece_paper": ECE_PRESETS["paper"], "ece_authors": ECE_PRESETS["authors"]}.items():
         found[name] = (weights @ bin_excess(outcomes, preset)).abs().sum(1) / n
     return found

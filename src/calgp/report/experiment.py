@@ -32,10 +32,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with its verdict, in words."""
+    """A claim with its verdict, in words. `state` is one word for its style, `says` what readers see."""
 
     claim: str
     state: str
+    says: str
     told: str
     tally: Tally
     parts: Sequence[tuple[str, str, str, str]]  # what, difference, interval, state
