@@ -13,6 +13,7 @@ from calgp.cli.judging import calibrate, compare, decide, ensemble, evaluate, pr
 from calgp.cli.offering import demo, methods, shard, sources
 from calgp.cli.shared import err, out, speaks
 from calgp.cli.training import train
+from calgp.cli.tune import tune
 from calgp.errors import CalgpError, printable
 
 __all__ = ["app", "err", "main", "out"]
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 COMMANDS = (  # in the order of `calgp --help`
     train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    report, export, track, serve, reproduce, sweep, methods, sources, shard, demo,
+    report, export, track, serve, reproduce, sweep, tune, methods, sources, shard, demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

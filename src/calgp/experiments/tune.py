@@ -4,10 +4,10 @@ Test images are never loaded. A search is resumed by doing it again: pilots that
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
@@ -22,7 +22,7 @@ from calgp.runs.reading import read_json
 from calgp.runs.run import to_json
 from calgp.runs.writing import reporting, write_whole
 
-from .halving import Budget, Edge, Options, Pilot, best_of, edges_of, successive_halving
+from .halving import Attempt, Budget, Edge, Options, Pilot, Search, best_of, edges_of, successive_halving
 from .reproduce import Job, Where, done_folder, perform
 from .rows import evaluation, held_out_name
 from .sweep import train_seconds
@@ -107,7 +107,7 @@ def tune(base: Run, budget: Budget, where: Where, *, watch: Callable[[float], No
     A pilot whose numbers fail counts with an infinite MNLL. A method with a calibrator is judged by two-fold
     cross-fitting: each half of the hold-out with the calibrator that was fitted on the other half.
     """
-    space, done = base.method.space(), 0
+    done = 0
 
     def attempt(options: Options, rung: int, steps: int) -> Pilot:
         nonlocal done
@@ -115,14 +115,41 @@ def tune(base: Run, budget: Budget, where: Where, *, watch: Callable[[float], No
         def share(part: float) -> None:
             watch((done + part * steps) / budget.total_steps)
 
-        run = pilot_run(base, options, steps)
-        pilot = _attempted(run, base.method.calibrator, Pilot(options, rung, steps, run.seed), budget, where, share)
+        job = pilot_job(base, options, steps, budget)
+        pilot = Pilot(options, rung, steps, job.run.seed, key=job.key)
+        try:
+            if done_folder(job, where, {}) is None:
+                perform(job, where, share)
+            pilot = scored(pilot, job, where, base.method.calibrator)
+        except (CalgpError, torch.linalg.LinAlgError) as error:
+            pilot = replace(pilot, failure=_numerical(error))
         done += steps
         watch(done / budget.total_steps)
         return pilot
 
-    search = successive_halving(space, options_of(base, space), budget, attempt, seed=f"{base.seed}/{base.label}")
-    return TuningLog(base, budget, dict(space), dict(search.space), search.pilots, _made_by(search.pilots, where))
+    found = search(base, budget, attempt)
+    declared = dict(base.method.space())
+    return TuningLog(base, budget, declared, dict(found.space), found.pilots, _made_by(found.pilots, where))
+
+
+def search(base: Run, budget: Budget, attempt: Attempt) -> Search:
+    """The search of a run's method, which begins with the run's own options."""
+    space = base.method.space()
+    return successive_halving(space, options_of(base, space), budget, attempt, seed=f"{base.seed}/{base.label}")
+
+
+def _numerical(error: Exception) -> str:
+    """Why the numbers of a pilot failed; any other error is raised, since every other pilot would meet it, too."""
+    if isinstance(error, torch.linalg.LinAlgError):
+        return str(error)
+    if isinstance(error.__cause__, NumericalError):
+        return str(error.__cause__)
+    raise error
+
+
+def pilot_job(base: Run, options: Options, steps: int, budget: Budget) -> Job:
+    """What a pilot trains and scores: its hold-out, and no test images."""
+    return Job(pilot_run(base, options, steps), budget.samples, tests=(), held_out=True)
 
 
 def pilot_run(base: Run, options: Options, steps: int) -> Run:
@@ -140,7 +167,7 @@ def with_options(run: Run, options: Options) -> Run:
     return replace(run, method=replace(run.method, **of_method), **own)  # type: ignore[type-var, arg-type]
 
 
-def options_of(run: Run, names: Any) -> Options:
+def options_of(run: Run, names: Iterable[str]) -> Options:
     """The run's own values of options."""
     return {name: _value(run, name) for name in names}
 
@@ -149,39 +176,19 @@ def _value(run: Run, name: str) -> Value:
     return getattr(run.method, name.removeprefix("method.")) if "." in name else getattr(run, name)
 
 
-def _attempted(
-    run: Run, calibrator: str | None, pilot: Pilot, budget: Budget, where: Where, watch: Callable[[float], None]
-) -> Pilot:
-    """Train and score a pilot, unless it is done."""
-    job = Job(run, budget.samples, tests=(), held_out=True)
-    pilot = replace(pilot, key=job.key)
-    try:
-        if done_folder(job, where, {}) is None:
-            perform(job, where, watch)
-    except torch.linalg.LinAlgError as error:
-        return replace(pilot, failure=str(error))
-    except CalgpError as error:
-        if not isinstance(error.__cause__, NumericalError):  # what every other pilot would meet, too
-            raise
-        return replace(pilot, failure=str(error.__cause__))
-    folder = RunFolder(where.runs / job.key)
-    scores = _scores(folder, run, budget.samples, calibrator)
-    return replace(pilot, **scores, seconds=round(train_seconds(folder), 3))
-
-
-def _scores(folder: RunFolder, run: Run, samples: int, calibrator: str | None) -> dict[str, float]:
-    """MNLL, error and ECE of the hold-out."""
-    name = held_out_name(run.source)
-    if calibrator is None:
-        found = evaluation(folder, run, name, samples)
-        scores = found["scores"] if found is not None else {}
-    else:
-        predicted = folder.predictions(name)
-        if predicted is None or "log_probs" not in predicted:
-            raise CalgpError(f"{folder.path} keeps no predictions of its hold-out; a {calibrator} cannot be judged.")
+def scored(pilot: Pilot, job: Job, where: Where, calibrator: str | None) -> Pilot:
+    """A pilot that is done, with what it found on the hold-out."""
+    folder, name = RunFolder(where.runs / job.key), held_out_name(job.run.source)
+    found = evaluation(folder, job.run, name, job.samples)
+    predicted = folder.predictions(name) if calibrator else {}
+    if found is None or predicted is None or (calibrator and "log_probs" not in predicted):
+        raise CalgpError(f"{folder.path} lacks predictions of its hold-out; remove it and tune again.")
+    scores = found["scores"]
+    if calibrator:
         y = predicted["y"]
         scores = metrics.scores(metrics.outcomes(cross_fitted(predicted["log_probs"], y, calibrator), y)).to_dict()
-    return {metric: scores[metric] for metric in ("mnll", "err", "ece")}
+    seconds = round(train_seconds(folder), 3)
+    return replace(pilot, mnll=scores["mnll"], err=scores["err"], ece=scores["ece"], seconds=seconds)
 
 
 def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str) -> Tensor:

@@ -1,0 +1,144 @@
+"""The command `calgp tune`."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calgp.cli.shared import (
+    AddressOption,
+    DataOption,
+    EngineOption,
+    GpusOption,
+    JobsOption,
+    JsonOption,
+    ThreadsOption,
+    open_fabric,
+    out,
+    run_options,
+)
+from calgp.errors import CalgpError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from calgp.experiments.tune_methods import TunedRow
+    from calgp.runs import Run
+
+
+def tune(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="An image set (see `calgp sources`) or folder:PATH.")],
+    methods: Annotated[
+        str, typer.Option(help="Methods to tune, each with the same budget (see `calgp methods`); all: every one.")
+    ] = "cnn-gp-sorf,cnn-mcd,cnn-cal",
+    pilots: Annotated[int, typer.Option(help="Short trainings that each method begins with.")] = 8,
+    steps: Annotated[int, typer.Option(help="Optimiser steps of the last, longest pilot of each method.")] = 2000,
+    backbone: Annotated[str | None, typer.Option(help="lenet, lenet-cifar, lenet-3 or resnet.")] = None,
+    train_size: Annotated[int | None, typer.Option(help="A balanced part of the training images.")] = None,
+    holdout: Annotated[float | None, typer.Option(help="Share kept to judge by; 0.1 unless given.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Of the commands that train the winners; else as many steps as the last pilot.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is random, the draws of settings too.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other option, the same for all runs.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of options; flags go before it.")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where logs, tables and pilots go.")] = Path("tuned"),
+    samples: Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks for a score.")] = 20,
+    jobs: JobsOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
+    data: DataOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find good options for methods on your images, with the same number of pilots and steps for each method.
+
+    Successive halving: many short pilots, the best third again for three times as long, and so on. They are judged by
+    the MNLL of held-out training images; test images are never loaded. Each method declares what is searched: learning
+    rate, keep probabilities, scale of the prior. Stop it whenever you like: the same command goes on where it was.
+
+    Example: calgp tune mnist --methods cnn-gp-sorf,cnn-mcd --train-size 10000 --schedule one-cycle --jobs 2
+    """
+    from calgp import show
+    from calgp.experiments.tune import Budget, read_log
+    from calgp.experiments.tune_methods import rows_of_logs, tasks_of, tune_methods
+    from calgp.runs.engines import find_engine
+    from calgp.runs.folder import slug
+
+    budget = Budget(pilots, steps, samples=samples)
+    given = {
+        "source": source, "backbone": backbone, "train_size": train_size, "holdout": holdout, "epochs": epochs,
+        "batch_size": batch_size, "schedule": schedule, "seed": seed,
+    }  # fmt: skip
+    options = run_options(config, {name: value for name, value in given.items() if value is not None}, set_ or [])
+    if "steps" not in options and "epochs" not in options:
+        options["steps"] = steps
+    bases = base_runs(methods, options)
+    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
+    first = next(iter(bases.values()))
+    place = folder / slug(f"{source} {first.backbone_label}")
+    tasks = tasks_of(bases, place, folder / "runs", data)
+    open_fabric("auto", "32-true", threads)
+    with show.overall_bar() as watch:
+        failures = tune_methods(tasks, budget, engine=workers, watch=watch)
+    rows = rows_of_logs({task.name: read_log(task.log) for task in tasks if task.name not in failures})
+    plain = [asdict(row) for row in rows]
+    if rows:
+        show.write_csv(place / "table.csv", plain)
+    if as_json:
+        print(json.dumps({"budget": asdict(budget), "rows": plain, "failures": failures}))
+    elif rows:
+        out.print(tuning_table(rows))
+        for row in rows:
+            if row.edges:
+                out.print(f"{row.method} at an edge of its space: {row.edges}.", soft_wrap=True, highlight=False)
+        out.print(f"Logs: {place}", soft_wrap=True)
+        out.print("Train the winners, the best on the hold-out first:")
+        for row in rows:
+            out.print(row.command, soft_wrap=True, highlight=False, markup=False)
+    if failures:
+        told = " ".join(f"{name}: {failure}" for name, failure in failures.items())
+        raise CalgpError(f"Not every method could be tuned; the same command tries again. {told}")
+
+
+def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":
+    """The run of each method that tuning begins with, by its name."""
+    from calgp.methods import METHODS
+    from calgp.runs import from_json
+
+    if "method" in options and not isinstance(options["method"], dict):
+        raise CalgpError("Name methods with --methods cnn-gp-sorf,cnn-mcd, not in the other options.")
+    names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    if len(set(names)) < len(names):
+        raise CalgpError(f"Invalid --methods {methods}: name each method once.")
+    more = {name: value for name, value in options.get("method", {}).items() if name != "name"}
+    bases = {name: from_json(options | {"method": {"name": name} | more}) for name in names}
+    for name, run in bases.items():
+        if options.get("holdout") == 0:
+            raise CalgpError(f"{name} is judged by held-out images; --holdout 0.1 keeps a tenth of them.")
+        if run.patience:
+            raise CalgpError("Pilots do not stop early, so that all make the same steps; leave patience out.")
+    return bases
+
+
+def tuning_table(rows: "Iterable[TunedRow]") -> "Table":
+    """One line a method, the lowest hold-out MNLL first."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    table = Table("method", "pilots", "steps", Column("best options", no_wrap=True), "hold-out\nMNLL",
+                  "default\n→ tuned", show_lines=True)  # fmt: skip
+    for row in rows:
+        failed = f"\n{row.failed} failed" if row.failed else ""
+        options = row.options.replace("method.", "").replace(" ", "\n")
+        compared = f"{row.default_mnll:.4f}\n→ {row.tuned_mnll:.4f}\n{row.compared_steps:,} steps"
+        table.add_row(
+            row.method, f"{row.pilots}{failed}", f"{row.steps:,}", escape(options), f"{row.mnll:.4f}", compared
+        )
+    return table
