@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.experiments import Progress as Done
     from calgp.experiments.sweep import Found, Sweep
     from calgp.experiments.verdicts import Verdict
+    from calgp.runs import RunFolder
 
 PROGRESS = Console(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
@@ -134,6 +135,23 @@ def cost(jobs: list[Job], processes: int) -> str:
         f"{len(jobs)} runs are missing: about {_long(hours)} of one core, {_long(hours / processes)} with --jobs "
         f"{processes}; a GPU may be some 50 times as fast as a core. An estimate from the size of the networks."
     )
+
+
+def queue_cost(tunings: int, runs: int, seconds: float, stale: list[RunFolder], processes: int) -> str:
+    """What the queue of a tuned scale still has to do, and which kept runs it no longer wants."""
+    parts = []
+    if tunings or runs:
+        hours = seconds / 3600
+        parts.append(
+            f"{tunings} tunings and {runs} runs are missing: about {_long(hours)} of one core, "
+            f"{_long(hours / processes)} with --jobs {processes}. An estimate from the size of the networks."
+        )
+    else:
+        parts.append("Nothing is missing.")
+    if stale:
+        names = ", ".join(folder.name for folder in stale[:3]) + (", …" if len(stale) > 3 else "")
+        parts.append(f"{len(stale)} kept runs are stale: their options have changed since ({names}).")
+    return " ".join(parts)
 
 
 def _long(hours: float) -> str:

@@ -25,7 +25,9 @@ from calgp.errors import CalgpError
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop (hours) or paper (a GPU).")] = "smoke",
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), laptop (hours), desk (days) or paper (a GPU).")
+    ] = "smoke",
     folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
     jobs: JobsOption = None,
     engine: EngineOption = "local",
@@ -60,18 +62,30 @@ def reproduce(
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     chosen = experiments.chosen(name)
     size = experiments.find_scale(scale)
-    cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
     kept = folder / "results" if keep is None else keep
     places = tuple(results) if results else (Path("results"), folder / "results")
     where = experiments.Where(folder / "runs", places, None if pages else kept, data)
-    everything = [cell for planned in cells.values() for cell in planned]
-    if scale != "smoke":
-        out.print(show.cost(experiments.missing(everything, where), jobs or 1))
     failures: dict[str, str] = {}
-    if not pages:
-        open_fabric("auto", "32-true", threads)
-        with show.overall_bar() as watch:
-            failures = experiments.run_missing(everything, where, engine=workers, watch=watch)
+    if size.tuning:
+        if faithful:
+            raise CalgpError(f"--faithful has the authors' options, --scale {scale} tuned ones; use another scale.")
+        names = [each.name for each in chosen]
+        plan = experiments.make_plan(names, size, where.small)
+        out.print(show.queue_cost(*plan.cost(where), experiments.stale(plan, kept), jobs or 1))
+        if not pages:
+            with show.overall_bar() as watch:
+                failures = experiments.run_queue(names, scale, where, workers=jobs or 1, engine=workers, watch=watch)
+        size = experiments.make_plan(names, size, where.small).scale
+    cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
+    chosen = [each for each in chosen if cells[each.name]]
+    if not size.tuning:
+        everything = [cell for planned in cells.values() for cell in planned]
+        if scale != "smoke":
+            out.print(show.cost(experiments.missing(everything, where), jobs or 1))
+        if not pages:
+            open_fabric("auto", "32-true", threads)
+            with show.overall_bar() as watch:
+                failures = experiments.run_missing(everything, where, engine=workers, watch=watch)
     rows = {each.name: experiments.rows_of(cells[each.name], where) for each in chosen}
     drawn = [row for each in chosen if each.frontier for row in rows[each.name]]
     costs = experiments.known_costs(drawn, where)

@@ -92,6 +92,7 @@ class Where:
     results: tuple[Path, ...] = ()
     keep: Path | None = None
     data: Path | None = None
+    precision: str = "32-true"  # of trainings
 
     @property
     def small(self) -> tuple[Path, ...]:
@@ -154,10 +155,10 @@ def finished_results(paths: Iterable[Path]) -> dict[str, list[RunFolder]]:
 
 def done_folder(job: Job, where: Where, results: Mapping[str, Sequence[RunFolder]]) -> RunFolder | None:
     """The folder that has all evaluations of a job; None if it is still to be run."""
-    return _first_done(job, (RunFolder(where.runs / job.key), *results.get(job.key, ())))
+    return first_done(job, (RunFolder(where.runs / job.key), *results.get(job.key, ())))
 
 
-def _first_done(job: Job, folders: Iterable[RunFolder]) -> RunFolder | None:
+def first_done(job: Job, folders: Iterable[RunFolder]) -> RunFolder | None:
     for folder in folders:
         if (folder.path / "run.json").is_file() and not job.lacks(folder):
             return folder
@@ -174,7 +175,7 @@ def perform(job: Job, where: Where, watch: Callable[[float], None] = lambda shar
 
 
 def _perform(job: Job, folder: RunFolder, where: Where, watch: Callable[[float], None]) -> None:
-    fabric = Fabric(accelerator="auto", devices=1)
+    fabric = Fabric(accelerator="auto", devices=1, precision=where.precision)  # pyright: ignore[reportArgumentType]
 
     def step(step: Step) -> None:
         watch(0.8 * step.step / step.steps)
@@ -222,8 +223,8 @@ def _keep_finished(cells: Iterable[Cell], where: Where) -> None:
         return
     for job in jobs_of(cells):
         folder, target = RunFolder(where.runs / job.key), RunFolder(where.keep / job.key)
-        if _first_done(job, [folder]) is not None and (
-            _first_done(job, [target]) is None or _lacks_image_scores(folder, target)
+        if first_done(job, [folder]) is not None and (
+            first_done(job, [target]) is None or _lacks_image_scores(folder, target)
         ):
             keep(folder, target.path)
 
@@ -282,7 +283,7 @@ def run_jobs(
         watch(tally.progress(job.name))
 
     def under_way(seen: Sequence[Under[Job]]) -> None:
-        shares = [(under.task, _share(under.task, where) if under.share is None else under.share) for under in seen]
+        shares = [(under.task, share_done(under.task, where) if under.share is None else under.share) for under in seen]
         now = shares[0][0].name if len(shares) == 1 else f"{len(shares)} runs at a time"
         watch(tally.progress(now, sum(job.seconds * share for job, share in shares)))
 
@@ -298,12 +299,12 @@ def rows_of(cells: Iterable[Cell], where: Where) -> list[Row]:
     rows = []
     for cell in cells:
         wanted = [Job(run, cell.samples, (cell.test,), (cell.outside,) if cell.outside else ()) for run in cell.runs]
-        found = [_first_done(job, results.get(job.key, ())) for job in wanted]
+        found = [first_done(job, results.get(job.key, ())) for job in wanted]
         rows.append(row_of(cell, [folder for folder in found if folder is not None]))
     return rows
 
 
-def _share(job: Job, where: Where) -> float:
+def share_done(job: Job, where: Where) -> float:
     """How much of a run is done, by its log."""
     folder = RunFolder(where.runs / job.key)
     try:

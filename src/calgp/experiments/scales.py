@@ -11,6 +11,8 @@ from calgp.methods import METHODS, Cgp, CnnGp, CnnMcd, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
 from calgp.runs import Run
 
+from .halving import Budget
+
 # data and network, in the paper's words
 MNIST, CIFAR10 = "MNIST, LeNet", "CIFAR-10, LeNet"
 CIFAR10_DEEP, CIFAR100_DEEP = "CIFAR-10, ResNet", "CIFAR-100, ResNet"
@@ -32,6 +34,7 @@ class Setting:
     steps: optimiser steps by training size (None: all images); epochs instead, where there are no steps.
     seeds: by training size. only: the methods that are run at a size; all of them unless it is named here.
     options, rates: of a method, where the panel asks for others than the scale.
+    method_seeds: of a method that has others. learned_theta: whether θ is learned here, too (table 2).
     """
 
     source: str
@@ -43,15 +46,17 @@ class Setting:
     samples: int = 50
     options: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    method_seeds: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    learned_theta: bool = True
 
     @property
     def largest(self) -> int | None:
         return list(self.steps)[-1]
 
     def largest_of(self, methods: tuple[str, ...]) -> int | None:
-        """The largest training size at which all of these methods are run."""
+        """The largest training size at which all of these methods are run; the largest of all, if there is none."""
         sizes = [size for size in self.steps if set(methods) <= set(self.only.get(size, methods))]
-        return sizes[-1]
+        return sizes[-1] if sizes else self.largest
 
     def size(self, train_size: int | None) -> int:
         """The number of training images."""
@@ -76,6 +81,9 @@ class Scale:
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
     corrupted: int | None = None  # test images that are corrupted, a balanced part; None: all
     warning: str | None = None  # what readers of its pages must know first
+    precision: str = "32-true"
+    tuning: Mapping[str, Budget] = dataclasses.field(default_factory=dict)  # by panel: see experiments/queue.py
+    leaves_out: tuple[str, ...] = ()  # experiments that are not planned
 
     def run(self, method: str, panel: str, train_size: int | None, seed: int) -> Run:
         """One training."""
@@ -95,7 +103,8 @@ class Scale:
         setting = self.settings[panel]
         if method not in setting.only.get(train_size, (method,)):
             return ()
-        return tuple(self.run(method, panel, train_size, seed) for seed in setting.seeds[train_size])
+        seeds = setting.method_seeds.get(method, setting.seeds[train_size])
+        return tuple(self.run(method, panel, train_size, seed) for seed in seeds)
 
 
 def network_of(run: Run) -> str:
@@ -254,7 +263,7 @@ def _laptop() -> Scale:
         {
             MNIST: Setting(
                 "mnist", BACKBONES["lenet"], {1000: 1000, 10_000: 2000, None: 5000},
-                {1000: _TWO, 10_000: _THREE, None: _ONE}, {None: without_patches}, "notmnist",
+                {1000: _THREE, 10_000: _THREE, None: _ONE}, {None: without_patches}, "notmnist",
             ),
             CIFAR10: Setting(
                 "cifar10", BACKBONES["lenet-cifar"], {**sizes, None: 12_500}, {**seeds, None: _ONE},
@@ -275,6 +284,51 @@ def _laptop() -> Scale:
         },
         _LAPTOP, batch_size=100, schedule="one-cycle", width=64, corrupted=1000,
         warning="Laptop scale: smaller training sets, shorter budgets, smaller ResNets than the paper's; stated below.",
+    )  # fmt: skip
+
+
+def _desk() -> Scale:
+    """Every method begins its tuning with the same learning rate, and with its own defaults."""
+    without_patches = (SORF, MCD, CAL, RF, GPDNN, GPDNN_MCD, SVDKL)
+    all_images: dict[int | None, int | None] = {None: 15_000}
+    once: dict[int | None, tuple[int, ...]] = {None: _ONE}
+    return Scale(
+        "desk", "about 60 hours of one core: the paper's networks on all images, options by equal tuning",
+        {
+            CIFAR10: Setting(
+                "cifar10", BACKBONES["lenet-cifar"], all_images, once, {None: without_patches},
+                method_seeds=dict.fromkeys((RF, SORF, MCD, CAL), _THREE),
+            ),
+            CIFAR10_DEEP: Setting(
+                "cifar10", ResNet(n=5), all_images, once, {None: without_patches},
+                method_seeds=dict.fromkeys((SORF, CAL), _TWO), learned_theta=False,
+            ),
+            MNIST: Setting(
+                "mnist", BACKBONES["lenet"], all_images, {None: _TWO}, {None: without_patches}, outside="notmnist"
+            ),
+            CIFAR100_DEEP: Setting(
+                "cifar100", ResNet(n=5), all_images, once, {None: (SORF, MCD, CAL, GPDNN, SVDKL)}, learned_theta=False
+            ),
+            CIFAR10_DEPTH: Setting("cifar10", BACKBONES["lenet-3"], all_images, once, {None: (RF,)}),
+            MNIST_DEEP: Setting(
+                "mnist", ResNet(n=5), {10_000: 3000}, {10_000: _ONE}, {10_000: (SORF, RF, MCD, CAL, GPDNN)},
+                outside="notmnist",
+            ),
+        },
+        {
+            SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), MCD: (METHODS["cnn-mcd"], 2e-3),
+            CAL: (METHODS["cnn-cal"], 2e-3), RF: (_method("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
+            GPDNN: (METHODS["gpdnn"], 2e-3),
+            GPDNN_MCD: (METHODS["gpdnn-mcd"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3), CGP: (METHODS["cgp"], 8e-3),
+        },
+        batch_size=100, schedule="one-cycle", precision="bf16-mixed",
+        tuning={
+            **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(pilots=8, steps=1800, samples=6)),
+            **dict.fromkeys((CIFAR10_DEEP, CIFAR100_DEEP, MNIST_DEEP), Budget(pilots=8, steps=1080, samples=6)),
+        },
+        leaves_out=("ablation", "shift"),
+        warning="Desk scale: the paper's networks (but ResNet(5) on CIFAR-100, too) on all images, 15,000 steps of 100 "
+        "images, options by equal tuning on a hold-out.",
     )  # fmt: skip
 
 
@@ -303,7 +357,7 @@ def _paper() -> Scale:
     )  # fmt: skip
 
 
-SCALES: dict[str, Scale] = {scale.name: scale for scale in (_small(), _laptop(), _paper())}
+SCALES: dict[str, Scale] = {scale.name: scale for scale in (_small(), _laptop(), _desk(), _paper())}
 
 
 def find_scale(name: str) -> Scale:

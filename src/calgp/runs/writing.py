@@ -21,6 +21,10 @@ GRACE = 2.0  # seconds: a process that was killed a moment ago, or its pool, may
 _owners: dict[Path, tuple[int, int]] = {}  # the process and the thread that own a folder
 
 
+class Busy(CalgpError):
+    """Another process writes in the folder."""
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write aside, flush to the disk, rename, flush the directory: the file appears whole or not at all."""
     handle, aside = _aside(path)
@@ -102,7 +106,7 @@ def _wait_for(handle: int, folder: Path) -> None:
     deadline = time.monotonic() + GRACE
     while not _locked(handle):
         if time.monotonic() > deadline:
-            raise CalgpError(f"{folder} is being written by another process; wait for its end, or end it.")
+            raise Busy(f"{folder} is being written by another process; wait for its end, or end it.")
         time.sleep(0.05)
 
 
