@@ -10,5 +10,6 @@ from .scales import SCALES, Scale, find_scale
 
 __all__ = [
     "EXPERIMENTS", "SCALES", "Cell", "Experiment", "Job", "Progress", "Row", "Scale", "Where", "chosen", "find_scale",
-    "jobs_of", "known_costs", "make_plan", "measured_costs", "missing", "priced", "rows_of", "run_missing", "run_queue", "stale", "write_experiment",
+    "jobs_of", "known_costs", "make_plan", "measured_costs", "missing", "priced", "rows_of", "run_missing", "run_queue",
+    "stale", "write_experiment",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
-from calgp.runs import Run, RunFolder
+from calgp.runs import Interrupted, Run, RunFolder
 from calgp.runs.engines import FAILURES, Engine, Here
 from calgp.runs.folder import slug
 from calgp.runs.writing import Busy, owned
@@ -260,6 +260,8 @@ def _take_one(tasks: Sequence[Task], where: Where, failed: dict[str, str], watch
                 task.perform(where, watch)
         except Busy:
             continue
+        except Interrupted:
+            raise
         except FAILURES as error:
             failed[task.key] = f"{task.name}: {error}"
         return True
