@@ -8,13 +8,12 @@ small results (`tuning/SCALE/PANEL/METHOD.json`), so that pages are a function o
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder
-from calgp.runs.engines import FAILURES, Engine, Here
+from calgp.runs.engines import FAILURES, Engine, Here, Under
 from calgp.runs.folder import slug
 from calgp.runs.writing import Busy, owned
 
@@ -209,7 +208,7 @@ def run_queue(
         if failure is not None:
             failures[f"worker {worker}"] = failure
 
-    def under_way(seen: object) -> None:
+    def under_way(seen: Sequence[Under[int]]) -> None:
         nonlocal counted
         if time.monotonic() - counted < IDLE_SECONDS:
             return
@@ -217,8 +216,8 @@ def run_queue(
         watch(_progress(names, scale, where, whole, len(failures)))
 
     watch(Progress(0.0, whole[2], 0, whole[0] + whole[1], 0, ""))
-    work = partial(_work, names=tuple(names), scale=scale, where=where.absolute())
-    engine.run(work, range(workers), ended=ended, watch=under_way)
+    worker = _Worker(tuple(names), scale, where.absolute())
+    engine.run(worker, range(workers), ended=ended, watch=under_way)
     watch(_progress(names, scale, where, whole, len(failures)))
     return failures
 
@@ -234,22 +233,29 @@ def _progress(names: Sequence[str], scale: str, where: Where, whole: tuple[int, 
     return Progress(whole[2] - left, whole[2], whole[0] + whole[1] - tunings - runs, whole[0] + whole[1], failed, now)
 
 
-def _work(worker: int, /, *, names: tuple[str, ...], scale: str, where: Where, watch: Callable[[float], None]) -> None:
-    """One worker: the first task that is nobody else's, again and again, until there is none."""
-    failed: dict[str, str] = {}
-    while True:
-        plan = make_plan(names, find_scale(scale), where.small)
-        tasks = [task for task in plan.tasks(where) if task.key not in failed]
-        absent = {source for task in tasks for source in task.sources if not open_source(source).is_here(where.data)}
-        tasks = [task for task in tasks if not absent & set(task.sources)]
-        if not tasks:
-            break
-        if not _take_one(tasks, replace(where, precision=plan.scale.precision), failed, watch):
-            time.sleep(IDLE_SECONDS)  # all are begun by others; what these find may bring more
-    reasons = [f"{name}: {why}" for name, why in failed.items()]
-    reasons += [f"{source} is not here; --data or CALGP_DATA names its folder." for source in sorted(absent)]
-    if reasons:
-        raise CalgpError(" ".join(reasons))
+@dataclass(frozen=True)
+class _Worker:
+    """Takes the first task that is nobody else's, again and again, until there is none."""
+
+    names: tuple[str, ...]
+    scale: str
+    where: Where
+
+    def __call__(self, number: int, /, *, watch: Callable[[float], None]) -> None:
+        failed: dict[str, str] = {}
+        where = replace(self.where, precision=find_scale(self.scale).precision)
+        while True:
+            tasks = make_plan(self.names, find_scale(self.scale), where.small).tasks(where)
+            sources = {source for task in tasks for source in task.sources}
+            absent = {source for source in sources if not open_source(source).is_here(where.data)}
+            tasks = [task for task in tasks if task.key not in failed and not absent & set(task.sources)]
+            if not tasks:
+                break
+            if not _take_one(tasks, where, failed, watch):
+                time.sleep(IDLE_SECONDS)  # all are begun by others; what these find may bring more
+        reasons = [f"{source} is not here; --data or CALGP_DATA names its folder." for source in sorted(absent)]
+        if reasons := [*failed.values(), *reasons]:
+            raise CalgpError(" ".join(reasons))
 
 
 def _take_one(tasks: Sequence[Task], where: Where, failed: dict[str, str], watch: Callable[[float], None]) -> bool:
