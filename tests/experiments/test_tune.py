@@ -259,6 +259,14 @@ def test_a_search_is_equal_in_budget_and_its_winner_has_the_lowest_mnll_of_the_l
     assert (same.steps, same.options) == (default.steps, log.winner.options)
 
 
+def test_first_pilots_that_learned_nothing_are_told(tuned):
+    log, _ = tuned
+    assert log.classes == 10
+    for mnll, too_short in ((math.log(10), True), (0.91 * math.log(10), True), (0.89 * math.log(10), False)):
+        first = tuple(replace(pilot, mnll=mnll if pilot.rung == 0 else 0.1) for pilot in log.pilots)
+        assert replace(log, pilots=first).too_short is too_short
+
+
 def test_a_second_search_trains_nothing_and_finds_the_same(tuned):
     log, where = tuned
     before = {path: path.stat().st_mtime_ns for path in where.runs.rglob("*") if path.is_file()}
@@ -305,7 +313,7 @@ def test_no_test_image_is_read(tmp_path, monkeypatch):
 
 def test_pilots_whose_numbers_fail_are_kept_with_the_reason(tmp_path):
     base = replace(tiny("cnn-gp-sorf"), optimiser="sgd", kl_weight=9e11, learning_rate=1e-2)
-    with pytest.raises(CalgpError, match="Every pilot failed; the first: step"):
+    with pytest.raises(CalgpError, match=r"Every pilot of .* failed; the first: step"):
         tune(base, Budget(2, 24, samples=2), Where(tmp_path))
 
 

@@ -144,6 +144,7 @@ class TunedRow:
     tuned_mnll: float
     compared_steps: int
     edges: str
+    too_short: bool
     failed: int
     train_seconds: float
     command: str
@@ -162,7 +163,8 @@ def _row(name: str, log: TuningLog) -> TunedRow:
     failed, seconds = sum(each.failure is not None for each in log.pilots), sum(each.seconds for each in log.pilots)
     return TunedRow(
         name, len(log.pilots), log.steps, worded(winner.options), winner.mnll, winner.err, winner.ece,
-        default.mnll, tuned.mnll, default.steps, worded_edges(log), failed, round(seconds, 1), train_command(log.run),
+        default.mnll, tuned.mnll, default.steps, worded_edges(log), log.too_short, failed, round(seconds, 1),
+        train_command(log.run),
     )  # fmt: skip
 
 
