@@ -129,7 +129,7 @@ def test_draws_spread_over_the_learning_rates():
         options, space = draw(found, random.Random(len(found.pilots)))  # noqa: S311
         found = Search((*found.pilots, Pilot(options, 0, 1)), space)
     rates = [pilot.options["learning_rate"] for pilot in found.pilots]
-    assert {rates.count(rate) for rate in space["learning_rate"].values} == {4}
+    assert {rates.count(rate) for rate in found.space["learning_rate"].values} == {4}
 
 
 def test_an_edge_is_widened_and_reported_while_the_best_stands_there():
