@@ -98,6 +98,11 @@ def tune(
         for row in rows:
             if row.edges:
                 out.print(f"{row.method} at an edge of its space: {row.edges}.", soft_wrap=True, highlight=False)
+            if row.too_short:
+                out.print(
+                    f"{row.method} had learned next to nothing after {budget.rungs[0][1]} steps, so chance chose among "
+                    "its first pilots; give more --steps.", soft_wrap=True, highlight=False,
+                )  # fmt: skip
         out.print(f"Logs: {place}", soft_wrap=True)
         out.print("Train the winners, the best on the hold-out first:")
         for row in rows:

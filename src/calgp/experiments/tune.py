@@ -4,6 +4,7 @@ Test images are never loaded. A search is resumed by doing it again: pilots that
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from calgp.errors import CalgpError
 from calgp.gp import NumericalError
 from calgp.methods.space import Axis, Value
 from calgp.runs import Run, RunFolder, from_json
+from calgp.runs.folder import Card
 from calgp.runs.reading import read_json
 from calgp.runs.run import to_json
 from calgp.runs.writing import reporting, write_whole
@@ -30,6 +32,7 @@ from .sweep import train_seconds
 __all__ = ["Budget", "Edge", "MadeBy", "Pilot", "TuningLog", "read_log", "tune", "with_options", "write_log"]
 
 HOLDOUT = 0.1  # the share of the training images that judges, unless the run has its own
+LEARNED = 0.9  # of the MNLL of a guess: what the best first pilot must be below
 FORMAT = 1
 
 
@@ -49,6 +52,7 @@ class TuningLog:
     """The whole search of one method.
 
     base: the run that was tuned. declared: its method's space. searched: the same after widening and refining.
+    classes: of the images; 0 if it is not known.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="strings")  # JSON has no infinite numbers
@@ -59,6 +63,7 @@ class TuningLog:
     searched: dict[str, Axis]
     pilots: tuple[Pilot, ...]
     made_by: MadeBy
+    classes: int = 0
     format: int = field(default=FORMAT)
 
     def __post_init__(self) -> None:
@@ -69,14 +74,14 @@ class TuningLog:
                     f"Rung {rung} of the tuning of {self.base.label} has {len(found)} pilots of {sorted(set(found))} "
                     f"steps; its budget is {count} pilots of {steps} steps."
                 )
-        if not any(pilot.order < float("inf") for pilot in self.pilots):
-            raise CalgpError(f"Every pilot of {self.base.label} failed; the first: {self.pilots[0].failure}.")
+        if not any(pilot.order < math.inf for pilot in self.pilots):
+            raise CalgpError(f"No pilot of the tuning of {self.base.label} has a score.")
 
     @property
     def winner(self) -> Pilot:
         """The lowest MNLL of the last rung; of the one before, should all of the last have failed."""
         best = [best_of(self.pilots, rung)[0] for rung in reversed(range(len(self.budget.rungs)))]
-        return next(pilot for pilot in best if pilot.order < float("inf"))
+        return next(pilot for pilot in best if pilot.order < math.inf)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -94,6 +99,14 @@ class TuningLog:
         mine = [pilot for pilot in self.pilots if pilot.options == self.pilots[0].options][-1]
         same = (pilot for pilot in self.pilots if pilot.options == self.winner.options and pilot.rung == mine.rung)
         return mine, next(same)
+
+    @property
+    def too_short(self) -> bool:
+        """Whether the first pilots had learned next to nothing: their ranking, which chose the others, is then chance.
+
+        Probabilities 1/Q for all Q classes have an MNLL of log Q.
+        """
+        return self.classes > 1 and best_of(self.pilots, 0)[0].order > LEARNED * math.log(self.classes)
 
     @property
     def steps(self) -> int:
@@ -128,8 +141,11 @@ def tune(base: Run, budget: Budget, where: Where, *, watch: Callable[[float], No
         return pilot
 
     found = search(base, budget, attempt)
-    declared = dict(base.method.space())
-    return TuningLog(base, budget, declared, dict(found.space), found.pilots, _made_by(found.pilots, where))
+    cards = [RunFolder(where.runs / pilot.key).card() for pilot in found.pilots if pilot.failure is None]
+    if not cards:
+        raise CalgpError(f"Every pilot of {base.label} failed; the first: {found.pilots[0].failure}.")
+    declared, classes = dict(base.method.space()), cards[0].task.classes
+    return TuningLog(base, budget, declared, dict(found.space), found.pilots, _made_by(cards), classes)
 
 
 def search(base: Run, budget: Budget, attempt: Attempt) -> Search:
@@ -199,10 +215,7 @@ def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str) -> Tensor:
     return fitted
 
 
-def _made_by(pilots: tuple[Pilot, ...], where: Where) -> MadeBy:
-    cards = [RunFolder(where.runs / pilot.key).card() for pilot in pilots if pilot.failure is None]
-    if not cards:
-        raise CalgpError(f"Every pilot failed; the first: {pilots[0].failure}.")
+def _made_by(cards: Iterable[Card]) -> MadeBy:
     found = max((card.environment for card in cards), key=lambda environment: environment["started"])
     names = ("calgp", "torch", "device", "precision")
     return MadeBy(**{name: str(found.get(name, "unknown")) for name in names}, date=found["started"][:10])

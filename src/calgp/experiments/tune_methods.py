@@ -7,6 +7,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+from calgp.errors import CalgpError
 from calgp.runs import Run
 from calgp.runs.engines import Engine, Here, Under
 from calgp.runs.training_data import TrainingData
@@ -17,6 +18,8 @@ from .page import train_command
 from .reproduce import Progress, Where, done_folder
 from .sweep import worded
 from .tune import TuningLog, pilot_job, pilot_run, read_log, scored, search, tune, write_log
+
+FEWEST = 10  # held-out images; with fewer, chance decides alone
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,21 @@ def tune_methods(
 
     progress({})
     if todo:
-        # what cannot be read or held out is told before anything is trained
-        TrainingData.of(pilot_run(todo[0].base, {}, budget.steps), todo[0].where.data)
+        check_hold_out(pilot_run(todo[0].base, {}, budget.steps), todo[0].where)  # before anything is trained
         with owned(todo[0].where.runs.parent):
             engine.run(partial(tune_and_write, budget=budget), todo, ended=ended, watch=under_way)
     return failures
+
+
+def check_hold_out(run: Run, where: Where) -> None:
+    """Refuse images that cannot be read, or are too few to judge by."""
+    held_out = TrainingData.of(run, where.data).held_out
+    count, classes = (0, 0) if held_out is None else (len(held_out), len(held_out.classes))
+    if count < (least := max(FEWEST, classes)):
+        raise CalgpError(
+            f"Invalid holdout={run.holdout:g}: it keeps {count} images of {run.source} to judge by, at least {least} "
+            "are needed; give a larger --holdout or more images."
+        )
 
 
 def pilots_within(budget: Budget, steps: float) -> int:
@@ -131,6 +144,7 @@ class TunedRow:
     tuned_mnll: float
     compared_steps: int
     edges: str
+    too_short: bool
     failed: int
     train_seconds: float
     command: str
@@ -149,7 +163,8 @@ def _row(name: str, log: TuningLog) -> TunedRow:
     failed, seconds = sum(each.failure is not None for each in log.pilots), sum(each.seconds for each in log.pilots)
     return TunedRow(
         name, len(log.pilots), log.steps, worded(winner.options), winner.mnll, winner.err, winner.ece,
-        default.mnll, tuned.mnll, default.steps, worded_edges(log), failed, round(seconds, 1), train_command(log.run),
+        default.mnll, tuned.mnll, default.steps, worded_edges(log), log.too_short, failed, round(seconds, 1),
+        train_command(log.run),
     )  # fmt: skip
 
 
