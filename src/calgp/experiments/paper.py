@@ -304,9 +304,9 @@ _EVERY = (
         intervals=True,
         notes=(
             "The paper shows densities and prints no numbers; the table is calgp's own.",
-            "Low entropy: below a tenth of log 10, the largest entropy of ten classes. The paper says that GPDNN "
-            "“assigns large uncertainty to predictions on notMNIST, although with the deeper convolutional architecture it "
-            "yields a large fraction of predictions with low entropy”.",
+            "Low entropy: below a tenth of log 10, the largest entropy of ten classes. The paper says that "
+            "GPDNN “assigns large uncertainty to predictions on notMNIST, although with the deeper convolutional "
+            "architecture it yields a large fraction of predictions with low entropy”.",
         ),
     ),
     Experiment(
