@@ -176,16 +176,23 @@ def test_kept_runs_without_per_image_scores_get_them_and_count_without_them(tmp_
 
 def test_resampled_scores_agree_with_the_stored_bootstrap_intervals(tmp_path):
     """Half precision, other resamples: the standard errors are the same up to the chance of 500 resamples."""
-    (row,) = (run_missing([CELL], kept_in(tmp_path)), rows_of([CELL], kept_in(tmp_path)))[1]
+    cell = dataclasses.replace(CELL, runs=(dataclasses.replace(RUN, steps=100, learning_rate=1e-2),))
+    run_missing([cell], kept_in(tmp_path))
+    (row,) = rows_of([cell], kept_in(tmp_path))
     assert row.resampled is not None
-    for metric in ("err", "mnll", "brier", "auroc", "entropy_outside"):
-        assert float(row.resampled.metrics[metric].mean()) == pytest.approx(row.mean(metric), rel=0.02), metric
-    alone = rows_of([dataclasses.replace(CELL, runs=CELL.runs[:1])], kept_in(tmp_path))[0]
-    assert alone.resampled is not None
-    for metric in ("err", "mnll", "brier"):
-        assert 1.96 * float(alone.resampled.metrics[metric].std()) == pytest.approx(alone.halves[metric], rel=0.2), (
-            metric
-        )
+    for metric in ("err", "mnll", "brier", "auroc", "fpr95"):
+        values = row.resampled.metrics[metric]
+        assert float(values.mean()) == pytest.approx(row.mean(metric), abs=0.3 * row.halves[metric]), metric
+        assert 1.96 * float(values.std()) == pytest.approx(row.halves[metric], rel=0.2), metric
+
+
+def test_a_metric_that_half_precision_does_not_reproduce_is_not_paired(tmp_path):
+    """Untrained networks: all entropies are log 10 up to half precision, so their order is lost, and AUROC with it."""
+    run_missing([CELL], kept_in(tmp_path))
+    (row,) = rows_of([CELL], kept_in(tmp_path))
+    assert row.resampled is not None
+    assert "auroc" not in row.resampled.metrics and "auroc" in row.halves
+    assert row.half("auroc") is not None
 
 
 def test_kept_results_with_other_samples_do_not_count(tmp_path):

@@ -20,7 +20,11 @@ N = 10_000
 def made_up(n: int = N, classes: int = 10) -> ImageScores:
     generator = torch.Generator().manual_seed(0)
     log_probs = (6 * torch.randn(n, classes, generator=generator)).log_softmax(-1)
-    y = torch.where(torch.rand(n, generator=generator) < 0.9, log_probs.argmax(-1), torch.randint(classes, (n,)))
+    y = torch.where(
+        torch.rand(n, generator=generator) < 0.9,
+        log_probs.argmax(-1),
+        torch.randint(classes, (n,), generator=generator),
+    )
     found = metrics.outcomes(log_probs, y)
     return ImageScores(found.entropy, found.entropy / 2, found)
 
@@ -87,7 +91,7 @@ def changed(path, change):
     ("change", "says"),
     [
         (lambda t: {k: v for k, v in t.items() if k != "brier"}, "its columns are"),
-        (lambda t: t | {"more": t["brier"]}, "its columns are"),
+        (lambda t: t | {"more": t["brier"].clone()}, "its columns are"),
         (lambda t: t | {"brier": t["brier"].float()}, "no column"),
         (lambda t: t | {"brier": t["brier"][:-1].clone()}, "no column"),
         (lambda t: t | {"entropy": t["entropy"] * float("nan")}, "no column"),
