@@ -176,7 +176,9 @@ def test_kept_runs_without_per_image_scores_get_them_and_count_without_them(tmp_
 
 def test_resampled_scores_agree_with_the_stored_bootstrap_intervals(tmp_path):
     """Half precision, other resamples: the standard errors are the same up to the chance of 500 resamples."""
-    cell = dataclasses.replace(CELL, runs=(dataclasses.replace(RUN, steps=100, learning_rate=1e-2),))
+    network = LeNet(channels=(4, 8), hidden=(16,))
+    run = Run(METHODS["cnn"], network, train_size=200, steps=60, batch_size=32, learning_rate=1e-2)
+    cell = dataclasses.replace(CELL, runs=(run,))
     run_missing([cell], kept_in(tmp_path))
     (row,) = rows_of([cell], kept_in(tmp_path))
     assert row.resampled is not None
