@@ -235,7 +235,8 @@ def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     return {
         "seed": card.run.seed,
         "folder": folder.name,
-        "path": folder.path,
+        "scores": _scores_path(folder, own),
+        "outside_scores": _scores_path(folder, outside),
         "environment": card.environment,
         "run": card.run,
         "task": card.task,
@@ -244,6 +245,12 @@ def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
         "own": own,
         "outside": outside,
     }
+
+
+def _scores_path(folder: RunFolder, found: Mapping[str, Any] | None) -> str | None:
+    return (
+        None if found is None else (folder.path / folder.scores_name(found["source"], found["calibrator"])).as_posix()
+    )
 
 
 def _numbers(detail: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:

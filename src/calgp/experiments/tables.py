@@ -40,7 +40,7 @@ def table_of(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]
         plain |= described(row)
         plain |= {"seeds": [detail["seed"] for detail in row.details], "planned": row.planned}
         plain |= {"at_paper_scale": at_paper_scale(row.panel, row.runs), "paired": row.resampled is not None}
-        plain["folders"] = [detail["path"].as_posix() for detail in row.details]
+        plain |= {name: [detail[name] for detail in row.details] for name in ("scores", "outside_scores")}
         found = published_for(experiment, row, rows)
         for metric in experiment.metrics:
             plain[metric] = row.mean(metric) if row.values else "not run"
