@@ -34,9 +34,9 @@ Written by `tools/claims.py` (`make claims`) from `results/`; not edited by hand
 
 - **The paper's scale** means the paper's network, trained on all images. MNIST: LeNet. CIFAR-10: LeNet and ResNet n=5.
   CIFAR-100: ResNet n=25. The paper names no number of steps, so budgets are ours.
-- **supported / contradicted**: by at least half of the comparisons there, with two or more seeds and 95 % intervals over
-  seeds and test images. **mixed**: some comparisons are for the claim and some surely against it. **undecided**: tested,
-  but the intervals are too wide. **not tested**: not run, or with one seed, which is only indicative.
+- **supported / contradicted**: by at least half of the comparisons there, with two or more seeds and 95 % intervals
+  over seeds and test images. **mixed**: some comparisons are for the claim and some surely against it. **undecided**:
+  tested, but the intervals are too wide. **not tested**: not run, or with one seed, which is only indicative.
 - **Smaller scales** have smaller networks or fewer images. They are no test of the paper.
 
 [How claims are judged](reproduce.md#verdicts), [all numbers](reproduced.md).

@@ -173,7 +173,7 @@ def test_figure_1_judges_the_papers_word_beside_the_sign():
 def test_figure_4_judges_the_deep_gpdnn():
     """The paper: with the deeper architecture it yields a large fraction of predictions with low entropy."""
     claims = [
-        v.claim for v in EXPERIMENTS["fig4"].judged(planned_rows("fig4", "laptop")) if "GPDNN has more" in v.claim
+        v.claim for v in EXPERIMENTS["fig4"].judged(planned_rows("fig4", "laptop")) if "Deep GPDNN has more" in v.claim
     ]
     assert len(claims) == 2
 

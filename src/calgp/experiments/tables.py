@@ -128,7 +128,8 @@ def _names(experiment: Experiment, row: Row) -> list[str]:
 
 def _of_paper(experiment: Experiment, panel: str) -> str:
     found = {(p.network, p.images) for p in experiment.published if p.panel == panel}
-    told = " / ".join(f"{network}, {images:,} training images" for network, images in sorted(found))
+    named = [(network.replace("none", "no network"), images) for network, images in sorted(found)]
+    told = " / ".join(f"{network}, {images:,} training images" for network, images in named)
     return f" The paper: {told}." if told else ""
 
 
