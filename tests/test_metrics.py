@@ -443,6 +443,41 @@ def test_bootstrap_depends_on_its_seed_only():
     assert first.low.shape == (2,) and (first.low <= first.high).all()
 
 
+@pytest.mark.parametrize("preset", metrics.ECE_PRESETS)
+def test_calibration_errors_are_sums_over_images(preset):
+    """Σ_m |Σ_i excess_im| / N is the ECE by every definition; also of confidences of exactly 1."""
+    log_probs = (3 * torch.randn(500, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).log_softmax(
+        -1
+    )
+    log_probs[:20] = torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf])
+    result = metrics.outcomes(log_probs, torch.arange(500) % 4)
+    excess = metrics.bin_excess(result, metrics.ECE_PRESETS[preset])
+    expected = metrics.preset_ece(result, metrics.ECE_PRESETS[preset])
+    assert (excess.sum(0).abs().sum() / 500).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_scores_of_resamples_are_those_of_the_images_drawn():
+    log_probs = torch.randn(200, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).log_softmax(-1)
+    result = metrics.outcomes(log_probs, torch.arange(200) % 3)
+    weights = metrics.resample_weights(200, seed=0, resamples=5).double()
+    found = metrics.resampled_scores(result, weights)
+    for place, weight in enumerate(weights):
+        drawn = metrics.scores(result.take(torch.arange(200).repeat_interleave(weight.long()))).to_dict()
+        for name in ("err", "mnll", "ece", "brier"):
+            assert found[name][place].item() == pytest.approx(drawn[name]), name
+        assert found["gap"][place].item() == pytest.approx(drawn["confidence"] - 1 + drawn["err"])
+
+
+def test_detection_of_resamples_is_that_of_the_images_drawn():
+    generator = torch.Generator().manual_seed(2)
+    inside, outside = torch.rand(80, generator=generator), 0.3 + torch.rand(60, generator=generator)
+    weights = [metrics.resample_weights(n, seed=seed, resamples=4) for seed, n in enumerate((80, 60))]
+    found = metrics.resampled_ood(inside, outside, *weights)
+    for place, (w, v) in enumerate(zip(*weights, strict=True)):
+        drawn = metrics.ood(inside.repeat_interleave(w.long()), outside.repeat_interleave(v.long())).to_dict()
+        assert {name: values[place].item() for name, values in found.items()} == pytest.approx(drawn)
+
+
 def test_bootstrap_of_detection_resamples_both_sides():
     # AUROC of two normals one apart: Φ(1/√2); its s.e. by Hanley & McNeil for N = M = 500
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
 """Write docs/reproduced.md and its figures from the tables of `calgp reproduce all`.
 
-usage: calgp reproduce all --scale laptop --pages && python tools/reproduced.py reproduced/laptop
+usage: calgp reproduce all --scale laptop --pages --results results && python tools/reproduced.py reproduced/laptop
 """
 
 import json
@@ -12,18 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from calgp.experiments import EXPERIMENTS
-from calgp.experiments.page import NAMES
+from calgp.experiments.tables import NAMES, PUBLISHED
+from calgp.experiments.verdicts import SAYS, STATES
 
 DOCS = Path(__file__).parent.parent / "docs"
 MOST = 100  # rows of a table that is still read; longer ones are drawn only
+DESCRIBED = ("network", "training images", "steps")
+COUNTS = "for / undecided / one seed / against"
 
-HEAD = """# The paper's experiments, measured at laptop scale
+HEAD = """# The paper's experiments, measured at {scale} scale
 
-Written by `tools/reproduced.py` from what is kept in `results/`: this page is not edited by hand. What laptop scale is,
-and how to run it, is told in [Experiments](reproduce.md); what the numbers say, in [Results](results.md). A cell is the
-mean over its seeds, ± half a 95 % interval (Student's t over seeds, or the bootstrap over test images, whichever is
-wider), with the paper's number in brackets where it prints one. The paper trained on all images, for hours of a GPU;
-budgets here are a fraction of that. A verdict of an experiment that was run in part is of that part.
+Written by `tools/reproduced.py` from what is kept in `results/`: this page is not edited by hand.
+[Experiments](reproduce.md) says what {scale} scale is, how to run it and how claims are judged. [Claims](claims.md) is
+the summary. [Results](results.md) discusses the numbers.
+
+A cell is the mean over its seeds ± half a 95 % interval over seeds and test images; of one seed, over test images alone.
+The paper's number stands in brackets: `[paper 0.005]` where network and training images are the paper's, else
+`[paper, other scale 0.351]`. Training images include a hold-out. A verdict of an experiment that was run in part is of
+that part.
 
 """
 
@@ -31,7 +37,7 @@ budgets here are a fraction of that. A verdict of an experiment that was run in 
 def main(tables: str) -> None:
     (DOCS / "figures").mkdir(exist_ok=True)
     found = {name: json.loads((Path(tables) / name / "table.json").read_text()) for name in EXPERIMENTS}
-    parts = [HEAD, *_summary(found)]
+    parts = [HEAD.format(scale=next(iter(found.values()))["scale"]), *_summary(found)]
     for name, table in found.items():
         parts += [f"\n## {name}: {EXPERIMENTS[name].title}\n\n{table['claim']}\n\n"]
         for picture in sorted((Path(tables) / name).glob("*.png"), key=lambda picture: len(picture.name)):
@@ -46,7 +52,7 @@ def main(tables: str) -> None:
 def _summary(found: dict[str, Any]) -> list[str]:
     """Every claim with its verdict, and how much of its experiment was run."""
     lines = [
-        "| | runs made | claim | verdict | comparisons for / undecided / against |\n",
+        f"| | runs made | claim | verdict | comparisons {COUNTS} |\n",
         f"| --- | ---: |{3 * ' --- |'}\n",
     ]
     for name, table in found.items():
@@ -55,7 +61,7 @@ def _summary(found: dict[str, Any]) -> list[str]:
         for place, verdict in enumerate(table["verdicts"]):
             start = f"[{name}](#{_anchor(name)}) | {made} of {planned}" if place == 0 else " | "
             counts = _counts(Counter(part["state"] for part in verdict["comparisons"]))
-            lines.append(f"| {start} | {verdict['claim']} | {verdict['state']} | {counts} |\n")
+            lines.append(f"| {start} | {verdict['claim']} | {_says(verdict)} | {counts} |\n")
     return lines
 
 
@@ -70,9 +76,9 @@ def _verdict(verdict: dict[str, Any]) -> list[str]:
     for part in verdict["comparisons"]:
         places.setdefault((part["panel"], part["metric"]), Counter())[part["state"]] += 1
     panels, metrics = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
-    lines = [f"**{verdict['state']}**: {verdict['claim']} ({verdict['told']})\n\n"]
+    lines = [f"**{_says(verdict)}**: {verdict['claim']} ({verdict['told']})\n\n"]
     if len(panels) > 1:
-        lines.append(f"| for / undecided / against | {' | '.join(NAMES[metric] for metric in metrics)} |\n")
+        lines.append(f"| {COUNTS} | {' | '.join(NAMES[metric] for metric in metrics)} |\n")
         lines.append(f"| --- |{' ---: |' * len(metrics)}\n")
         for panel in panels:
             counts = [places.get((panel, metric), Counter()) for metric in metrics]
@@ -81,8 +87,12 @@ def _verdict(verdict: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _says(verdict: dict[str, Any]) -> str:
+    return SAYS.get(verdict["state"], verdict["state"])
+
+
 def _counts(count: Counter[str]) -> str:
-    return " / ".join(str(count[state]) for state in ("held", "undecided", "not held"))
+    return " / ".join(str(count[state]) for state in STATES)
 
 
 def _rows(name: str, rows: list[dict[str, Any]]) -> list[str]:
@@ -91,11 +101,13 @@ def _rows(name: str, rows: list[dict[str, Any]]) -> list[str]:
     if len(run) > MOST:
         return [f"{len(run)} cells were run: too many for a table here; `table.csv` has them.\n"]
     axis, metrics = EXPERIMENTS[name].axis, EXPERIMENTS[name].metrics
-    heads = ["panel", *([axis] if rows and axis in rows[0] else []), "method", "seeds", *(NAMES[m] for m in metrics)]
+    own_axis = [axis] if axis not in ("", "training images") else []
+    heads = ["panel", *own_axis, "method", *DESCRIBED, "seeds", *(NAMES[m] for m in metrics)]
     lines = [f"| {' | '.join(heads)} |\n", f"| {' | '.join(['---'] * len(heads))} |\n"] if run else []
     for row in run:
-        x = [f"{row[axis]:,g}"] if axis in row else []
-        cells = [row["panel"], *x, row["method"], str(len(row["seeds"])), *(_cell(row, m) for m in metrics)]
+        names = [row["panel"], *(f"{row[name]:,g}" for name in own_axis), row["method"]]
+        cells = [*names, *(_described(row, name) for name in DESCRIBED), str(len(row["seeds"]))]
+        cells += [_cell(row, metric) for metric in metrics]
         lines.append(f"| {' | '.join(cells)} |\n")
     if left:
         missing = dict[str, list[str]]()
@@ -105,12 +117,17 @@ def _rows(name: str, rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _described(row: dict[str, Any], name: str) -> str:
+    return row[name] if isinstance(row[name], str) else f"{row[name]:,g}"
+
+
 def _cell(row: dict[str, Any], metric: str) -> str:
-    value, half, published = row[metric], row[f"{metric}_half"], row[f"{metric}_published"]
+    value, half = row[metric], row[f"{metric}_half"]
     if value is None or isinstance(value, str):
         return "–"
     spread = "" if half is None or math.isnan(half) else f" ± {half:.4f}"
-    return f"{value:.4f}{spread}" + ("" if published is None else f" [{published:g}]")
+    published = [f" [{name} {number:g}]" for name in PUBLISHED if (number := row[f"{metric}, {name}"]) is not None]
+    return f"{value:.4f}{spread}" + "".join(published)
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
 
         def tell(step: Step) -> None:
             if self.verbose and (step.step % epoch == 0 or step.step == step.steps):
-                parts = f"likelihood term {step.nll.item():.4f}, KL term {step.kl.item():.4f}"
+                parts = f"negative log-likelihood term {step.nll.item():.4f}, KL term {step.kl.item():.4f}"
                 print(f"step {step.step} of {step.steps}: {parts}")
 
         with tempfile.TemporaryDirectory(prefix="calgp-") as place:

@@ -20,7 +20,8 @@ OTHER = dataclasses.replace(RUN, method=METHODS["cnn-mcd"])
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory):
-    return Where(tmp_path_factory.mktemp("made") / "runs")
+    made = tmp_path_factory.mktemp("made")
+    return Where(made / "runs", keep=made / "kept")
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +47,13 @@ def test_every_method_predicts_without_training(method, panel):
 
 
 def test_costs_are_measured_once_and_kept(rows, where, tmp_path):
-    mine = dataclasses.replace(where, runs=tmp_path / "runs", keep=tmp_path / "kept")
+    mine = dataclasses.replace(where, keep=tmp_path / "kept")
     assert known_costs(rows, mine) is None
     counted: list[int] = []
     found = measured_costs(rows, mine, lambda more, total: counted.append(total))
     assert (len(found), counted) == (2, [6] * 6)  # two methods, three turns
     assert known_costs(rows, mine) == found
-    elsewhere = Where(tmp_path / "none", results=tmp_path / "kept")
+    elsewhere = Where(tmp_path / "none", results=(tmp_path / "kept",))
     assert known_costs(rows, elsewhere) == found
     assert known_costs(rows[:1], elsewhere) == found  # a race of more than these
     (file,) = (tmp_path / "kept").glob("costs-*.json")
@@ -66,18 +67,18 @@ def test_where_nothing_was_run_there_is_nothing_to_measure(rows, tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"milliseconds": [1]}', '{"milliseconds": {"a": "fast"}}'])
 def test_damaged_costs_are_not_known(rows, where, tmp_path, text):
     (tmp_path / "costs-1234.json").write_text(text)
-    assert known_costs(rows, dataclasses.replace(where, runs=tmp_path)) is None
+    assert known_costs(rows, dataclasses.replace(where, keep=tmp_path)) is None
 
 
 def test_methods_of_different_races_are_not_mixed(rows, where, tmp_path):
-    mine = dataclasses.replace(where, runs=tmp_path)
+    mine = dataclasses.replace(where, keep=tmp_path)
     measured_costs(rows[:1], mine)
     measured_costs(rows[1:2], mine)
     assert known_costs(rows, mine) is None
 
 
 def test_rows_that_were_run_get_their_price(rows, where, tmp_path):
-    costs = measured_costs(rows, dataclasses.replace(where, runs=tmp_path))
+    costs = measured_costs(rows, dataclasses.replace(where, keep=tmp_path))
     first, second, nothing = priced(rows, costs)
     assert {first.mean("prediction_ms"), second.mean("prediction_ms")} == set(costs.values())
     assert nothing.values == {}

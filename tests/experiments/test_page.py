@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calgp import cli
+from calgp.experiments.verdicts import STATES
 from chromium import Browser
 
 ROOT = Path(__file__).parent.parent.parent
@@ -51,7 +52,7 @@ def test_a_page_is_quiet_accessible_and_no_wider_than_its_window(browser, pages,
 
 
 COUNTED = """[...document.querySelectorAll('.verdicts > li')].map(claim =>
-    ['held', 'undecided', 'not-held'].map(state => [...claim.querySelectorAll('.bar .' + state)]
+    ['held', 'undecided', 'one-seed', 'not-held'].map(state => [...claim.querySelectorAll('.bar .' + state)]
         .reduce((sum, part) => sum + Number(part.style.flexGrow), 0)))"""
 
 
@@ -62,7 +63,7 @@ def test_bars_count_the_comparisons_of_their_claim(browser, pages):
         shown = page.evaluate(COUNTED)
         told = json.loads((pages / name / "table.json").read_text())["verdicts"]
         states = [[part["state"] for part in verdict["comparisons"]] for verdict in told]
-        assert shown == [[each.count(state) for state in ("held", "undecided", "not held")] for each in states], name
+        assert shown == [[each.count(state) for state in STATES] for each in states], name
     page.close()
 
 

@@ -8,10 +8,26 @@ import pytest
 from calgp.data import SOURCES
 from calgp.errors import CalgpError
 from calgp.experiments import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
-from calgp.experiments.page import published_for, train_command
+from calgp.experiments.page import train_command
 from calgp.experiments.reproduce import key
 from calgp.experiments.rows import PAPER, Row
-from calgp.experiments.scales import ALL, CGP, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP, MCD, MNIST, RF, SORF, faithful
+from calgp.experiments.scales import (
+    ALL,
+    CAL,
+    CGP,
+    CIFAR10,
+    CIFAR10_DEEP,
+    CIFAR100_DEEP,
+    GPDNN,
+    MCD,
+    MNIST,
+    RF,
+    SORF,
+    SVDKL,
+    at_paper_scale,
+    faithful,
+)
+from calgp.experiments.tables import comparable_number, described, numbers_table, published_for, table_of
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, ResNet
 from calgp.runs import Run, from_json, to_json
@@ -37,7 +53,7 @@ def test_cells_are_distinct_and_their_runs_can_be_described(scale, experiment):
 
 @pytest.mark.parametrize(("scale", "experiment"), PAIRS, ids=IDS)
 def test_judges_say_not_run_where_nothing_was(scale, experiment):
-    rows = [Row(cell.method, cell.panel, cell.x, planned=len(cell.runs)) for cell in experiment.planned(scale)]
+    rows = [Row(cell.method, cell.panel, cell.x, runs=cell.runs) for cell in experiment.planned(scale)]
     for judge in experiment.verdicts:
         assert judge(rows).told == "not run"
 
@@ -52,7 +68,8 @@ def test_a_run_has_one_number_of_samples(scale):
 def test_every_judge_finds_its_methods_in_the_cells():
     for experiment in EXPERIMENTS.values():
         cells = experiment.planned(SCALES["paper"])
-        made_up = {name: (0.5, 0.6) for name in (*PAPER, "gap", "auroc", "fpr95", "entropy_inside", "entropy_outside")}
+        outside = ("auroc", "fpr95", "entropy_inside", "entropy_outside", "low_entropy_outside")
+        made_up = {name: (0.5, 0.6) for name in (*PAPER, "gap", *outside)}
         rows = [Row(cell.method, cell.panel, cell.x, made_up) for cell in cells]
         for judge in experiment.verdicts:
             assert judge(rows).parts, judge(rows).claim
@@ -73,6 +90,92 @@ def test_published_numbers_stand_beside_the_full_training_set():
     rows = [Row(RF, MNIST, x) for x in (1000.0, 60000.0)]
     assert published_for(EXPERIMENTS["fig2"], rows[0], rows) is None
     assert published_for(EXPERIMENTS["fig2"], rows[1], rows).values["err"] == 0.005  # type: ignore[union-attr]
+
+
+def planned_rows(experiment: str, scale: str) -> list[Row]:
+    return [Row(c.method, c.panel, c.x, runs=c.runs) for c in EXPERIMENTS[experiment].planned(SCALES[scale])]
+
+
+def test_published_numbers_name_the_papers_network_and_training_images():
+    found = {(p.panel, p.network, p.images) for p in EXPERIMENTS["tab3"].published}
+    assert found == {
+        (MNIST, "lenet", 60_000), (CIFAR10, "lenet-cifar", 50_000), (CIFAR10_DEEP, "resnet n=5", 50_000),
+        (CIFAR100_DEEP, "resnet n=25", 50_000),
+    }  # fmt: skip
+    assert {p.method: p.network for p in EXPERIMENTS["fig1"].published}[CGP] == "none"
+
+
+def test_published_numbers_stand_beside_ours_only_at_the_papers_network_and_training_set():
+    """At laptop scale MNIST's LeNet sees all images; the ResNets are smaller than the paper's."""
+    experiment = EXPERIMENTS["tab3"]
+    for row in (rows := planned_rows("tab3", "laptop")):
+        number = comparable_number(experiment, row, rows, "err")
+        assert (number is not None) == (row.panel == MNIST and row.method != GPDNN), row.label
+    found = {(row["panel"], row["method"]): row for row in table_of(experiment, rows)}
+    assert (found[MNIST, RF]["err, paper"], found[MNIST, RF]["err, paper, other scale"]) == (0.005, None)
+    assert (found[CIFAR100_DEEP, RF]["err, paper"], found[CIFAR100_DEEP, RF]["err, paper, other scale"]) == (
+        None,
+        0.351,
+    )
+    assert "ERR, paper, other scale" in numbers_table(experiment, CIFAR100_DEEP, rows).columns
+    assert "ERR, paper" not in numbers_table(experiment, CIFAR100_DEEP, rows).columns
+
+
+def test_a_hold_out_counts_as_all_images_and_patches_need_no_network():
+    laptop = SCALES["laptop"]
+    assert at_paper_scale(MNIST, laptop.runs(CAL, MNIST, None))
+    assert not at_paper_scale(MNIST, laptop.runs(CAL, MNIST, 10_000))
+    assert not at_paper_scale(MNIST, ())
+    assert at_paper_scale(CIFAR100_DEEP, SCALES["paper"].runs(CGP, CIFAR100_DEEP, None))
+    assert at_paper_scale(CIFAR100_DEEP, tuple(map(faithful, SCALES["paper"].runs(RF, CIFAR100_DEEP, None))))
+    assert not at_paper_scale(CIFAR100_DEEP, laptop.runs(RF, CIFAR100_DEEP, 30_000))
+    smoke = SCALES["smoke"]
+    assert not any(at_paper_scale(c.panel, c.runs) for e in EXPERIMENTS.values() for c in e.planned(smoke))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_row_of_every_table_names_network_images_steps_and_seeds(name):
+    rows = planned_rows(name, "laptop")
+    for row, plain in zip(rows, table_of(EXPERIMENTS[name], rows), strict=True):
+        assert {"network", "training images", "steps", "seeds"} <= set(plain)
+        assert all(plain[part] != "–" for part in ("network", "training images", "steps")) == bool(row.runs)
+    for panel in dict.fromkeys(row.panel for row in rows):
+        table = numbers_table(EXPERIMENTS[name], panel, rows)
+        assert list(table.names[-4:]) == ["network", "training images", "steps", "seeds"]
+        assert all(len(names) == len(table.names) for names, _ in table.rows)
+
+
+def test_a_row_is_described_by_its_runs():
+    row = Row(RF, CIFAR100_DEEP, None, runs=SCALES["laptop"].runs(RF, CIFAR100_DEEP, 30_000))
+    assert described(row) == {"network": "resnet n=1", "training images": "30,000", "steps": "4,000"}
+
+
+def test_figure_1_judges_each_method_at_its_own_largest_size():
+    sizes = {c.method: c.runs[0].train_size for c in EXPERIMENTS["fig1"].planned(SCALES["laptop"])}
+    assert sizes == {GPDNN: 30_000, CGP: 5000, SVDKL: 30_000}
+
+
+def test_figure_1_judges_the_papers_word_beside_the_sign():
+    """Over-confident by little is not miscalibrated; the paper's own .051 is well calibrated."""
+    made_up = {GPDNN: (0.29, -0.29), CGP: (0.051, 0.04), SVDKL: (0.36, 0.36)}
+    rows = [
+        Row(m, CIFAR100_DEEP, None, {"ece": (e, e), "gap": (g, g)}, {"ece": 0.005, "gap": 0.005})
+        for m, (e, g) in made_up.items()
+    ]
+    states = {verdict.claim: verdict.state for verdict in EXPERIMENTS["fig1"].judged(rows)}
+    assert states == {
+        "GPDNN is miscalibrated (ECE above 0.06)": "held", "CGP is miscalibrated (ECE above 0.06)": "not held",
+        "SVDKL is miscalibrated (ECE above 0.06)": "held", "GPDNN is under-confident": "held",
+        "CGP is over-confident": "held", "SVDKL is over-confident": "held",
+    }  # fmt: skip
+
+
+def test_figure_4_judges_the_deep_gpdnn():
+    """The paper: with the deeper architecture it yields a large fraction of predictions with low entropy."""
+    claims = [
+        v.claim for v in EXPERIMENTS["fig4"].judged(planned_rows("fig4", "laptop")) if "Deep GPDNN has more" in v.claim
+    ]
+    assert len(claims) == 2
 
 
 def test_paper_scale_has_the_papers_networks():

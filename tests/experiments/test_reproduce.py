@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shlex
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +23,11 @@ from calgp.runs.engines import Processes
 
 RUN = Run(METHODS["cnn-gp-sorf"], LeNet(channels=(2, 4), hidden=(8,)), train_size=100, steps=4, batch_size=20)
 CELL = Cell("SORF", MNIST, None, (RUN, dataclasses.replace(RUN, seed=1)), samples=2, outside="letters")
+
+
+def kept_in(folder: Path) -> Where:
+    """Runs and their small results in a folder."""
+    return Where(folder / "runs", keep=folder / "kept")
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def counted(monkeypatch):
 
 
 def test_what_is_done_is_not_done_again(tmp_path, counted):
-    where = Where(tmp_path / "runs")
+    where = kept_in(tmp_path)
     assert run_missing([CELL], where) == {}
     assert counted == {"steps": 8, "train": 2, "evaluate": 4}
     seen = []
@@ -63,7 +69,7 @@ def test_what_is_done_is_not_done_again(tmp_path, counted):
 
 def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkeypatch):
     """Killed between two steps (nothing is saved in dying), after a checkpoint at step 2."""
-    where, cell = Where(tmp_path / "runs"), dataclasses.replace(CELL, runs=(RUN,), outside=None)
+    where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,), outside=None)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(training, "_save_checkpoint", _until(2, training._save_checkpoint))
     with pytest.raises(SystemExit):
@@ -76,7 +82,7 @@ def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkey
     reproduce.perform(jobs_of([cell])[0], where, steps.append)
     assert steps == [0.8 * 3 / 4, 0.8]  # steps 3 and 4 alone
     assert len(rows_of([cell], where)[0].values["err"]) == 1
-    straight = Where(tmp_path / "straight")
+    straight = kept_in(tmp_path / "straight")
     run_missing([cell], straight)
     assert rows_of([cell], where)[0].values["mnll"] == pytest.approx(rows_of([cell], straight)[0].values["mnll"])
 
@@ -91,7 +97,7 @@ def _until(steps, save):
 
 
 def test_a_kill_between_evaluations_repeats_none(tmp_path, counted, monkeypatch):
-    where, cell = Where(tmp_path / "runs"), dataclasses.replace(CELL, runs=(RUN,))
+    where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,))
     counting = reproduce.evaluate
 
     def killed_at_letters(*arguments, **options):
@@ -108,7 +114,7 @@ def test_a_kill_between_evaluations_repeats_none(tmp_path, counted, monkeypatch)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path):
-    where, cell = Where(tmp_path / "runs"), dataclasses.replace(CELL, runs=(RUN,), outside=None)
+    where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,), outside=None)
     run_missing([cell], where)
     folder = RunFolder(where.runs / reproduce.key(RUN))
     for file in folder.path.iterdir():
@@ -119,32 +125,91 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path):
 
 
 def test_kept_results_are_taken_by_content_whatever_their_folder_is_called(tmp_path, counted):
-    where = Where(tmp_path / "runs", keep=tmp_path / "kept")
+    where = kept_in(tmp_path)
     run_missing([CELL], where)
     names = {file.name for file in (tmp_path / "kept" / reproduce.key(RUN)).iterdir()}
-    assert names == {"run.json", "log.jsonl", "scores-digits.json", "scores-letters.json"}
+    assert names == {
+        "run.json", "log.jsonl", "scores-digits.json", "scores-letters.json", "images-digits.safetensors.gz",
+        "images-letters.safetensors.gz",
+    }  # fmt: skip
     assert "command" not in json.loads((tmp_path / "kept" / reproduce.key(RUN) / "run.json").read_text())["environment"]
     (tmp_path / "kept" / reproduce.key(RUN)).rename(tmp_path / "kept" / "somebody's name")
-    elsewhere = Where(tmp_path / "none", results=tmp_path / "kept")
+    elsewhere = Where(tmp_path / "none", results=(tmp_path / "kept",))
     before = dict(counted)
     assert run_missing([CELL], elsewhere) == {}
     assert counted == before
     assert rows_of([CELL], elsewhere)[0].values == rows_of([CELL], where)[0].values
 
 
+def test_a_finished_run_that_was_not_kept_changes_no_row(tmp_path):
+    """Rows are a function of small results alone: what only lies in the folder of runs does not count."""
+    run_missing([CELL], Where(tmp_path / "runs"))
+    assert rows_of([CELL], Where(tmp_path / "runs", results=(tmp_path / "kept",)))[0].values == {}
+    assert run_missing([CELL], kept_in(tmp_path)) == {}  # keeps what is finished
+    assert len(rows_of([CELL], kept_in(tmp_path))[0].values["err"]) == 2
+
+
+def test_results_that_were_given_go_before_those_that_are_kept(tmp_path):
+    """The four cells: the same run, made again on another machine, replaced the repository's numbers on a page."""
+    run_missing([CELL], kept_in(tmp_path / "theirs"))
+    run_missing([CELL], kept_in(tmp_path / "mine"))
+    scores = tmp_path / "theirs/kept" / reproduce.key(RUN) / "scores-digits.json"
+    data = json.loads(scores.read_text())
+    data["scores"]["mnll"] = 9.0
+    scores.write_text(json.dumps(data))
+    where = dataclasses.replace(kept_in(tmp_path / "mine"), results=(tmp_path / "theirs/kept",))
+    assert rows_of([CELL], where)[0].values["mnll"][0] == 9.0
+
+
+def test_kept_runs_without_per_image_scores_get_them_and_count_without_them(tmp_path):
+    run_missing([CELL], kept_in(tmp_path))
+    paired = rows_of([CELL], kept_in(tmp_path))[0]
+    for file in (tmp_path / "kept").rglob("images-*"):
+        file.unlink()
+    (row,) = rows_of([CELL], kept_in(tmp_path))
+    assert paired.resampled is not None and row.resampled is None
+    assert row.values == paired.values
+    assert row.half("err") is not None
+    run_missing([CELL], kept_in(tmp_path))
+    assert rows_of([CELL], kept_in(tmp_path))[0].resampled is not None
+
+
+def test_resampled_scores_agree_with_the_stored_bootstrap_intervals(tmp_path):
+    """Half precision, other resamples: the standard errors are the same up to the chance of 500 resamples."""
+    network = LeNet(channels=(4, 8), hidden=(16,))
+    run = Run(METHODS["cnn"], network, train_size=200, steps=60, batch_size=32, learning_rate=1e-2)
+    cell = dataclasses.replace(CELL, runs=(run,))
+    run_missing([cell], kept_in(tmp_path))
+    (row,) = rows_of([cell], kept_in(tmp_path))
+    assert row.resampled is not None
+    for metric in ("err", "mnll", "brier", "auroc", "fpr95"):
+        values = row.resampled.metrics[metric]
+        assert float(values.mean()) == pytest.approx(row.mean(metric), abs=0.3 * row.halves[metric]), metric
+        assert 1.96 * float(values.std()) == pytest.approx(row.halves[metric], rel=0.2), metric
+
+
+def test_a_metric_that_half_precision_does_not_reproduce_is_not_paired(tmp_path):
+    """Untrained networks: all entropies are log 10 up to half precision, so their order is lost, and AUROC with it."""
+    run_missing([CELL], kept_in(tmp_path))
+    (row,) = rows_of([CELL], kept_in(tmp_path))
+    assert row.resampled is not None
+    assert "auroc" not in row.resampled.metrics and "auroc" in row.halves
+    assert row.half("auroc") is not None
+
+
 def test_kept_results_with_other_samples_do_not_count(tmp_path):
-    run_missing([CELL], Where(tmp_path / "runs", keep=tmp_path / "kept"))
-    (row,) = rows_of([dataclasses.replace(CELL, samples=3)], Where(tmp_path / "none", results=tmp_path / "kept"))
+    run_missing([CELL], kept_in(tmp_path))
+    (row,) = rows_of([dataclasses.replace(CELL, samples=3)], Where(tmp_path / "none", results=(tmp_path / "kept",)))
     assert (row.values, row.planned) == ({}, 2)
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
     failing = dataclasses.replace(RUN, learning_rate=9e11, optimiser="sgd", kl_weight=9e11, steps=8)
     cells = [CELL, dataclasses.replace(CELL, method="failing", runs=(failing,))]
-    failures = run_missing(cells, Where(tmp_path / "runs"))
+    failures = run_missing(cells, kept_in(tmp_path))
     assert list(failures) == [reproduce.key(failing)]
     assert "Training failed" in failures[reproduce.key(failing)]
-    good, bad = rows_of(cells, Where(tmp_path / "runs"))
+    good, bad = rows_of(cells, kept_in(tmp_path))
     assert len(good.values["err"]) == 2
     assert bad.values == {}
 
@@ -176,8 +241,8 @@ def test_progress_ends_at_the_whole(tmp_path):
 def test_files_of_an_experiment(tmp_path):
     """Published and measured side by side, and what was not run says so, in every file."""
     cells = [CELL, Cell("not made", MNIST, None, (), samples=2)]
-    run_missing([CELL], Where(tmp_path / "runs"))
-    rows = rows_of(cells, Where(tmp_path / "runs"))
+    run_missing([CELL], kept_in(tmp_path))
+    rows = rows_of(cells, kept_in(tmp_path))
     experiment = dataclasses.replace(EXPERIMENTS["tab3"], published=())
     page = write_experiment(experiment, SCALES["smoke"], cells, rows, tmp_path / "out", command=["calgp", "reproduce"])
     assert {file.name for file in page.parent.iterdir()} == {
@@ -196,9 +261,9 @@ def test_files_of_an_experiment(tmp_path):
 
 
 def test_processes_give_the_same_numbers(tmp_path):
-    run_missing([CELL], Where(tmp_path / "one"))
-    assert run_missing([CELL], Where(tmp_path / "two"), engine=Processes(2)) == {}
-    here, there = (rows_of([CELL], Where(tmp_path / name))[0].values for name in ("one", "two"))
+    run_missing([CELL], kept_in(tmp_path / "one"))
+    assert run_missing([CELL], kept_in(tmp_path / "two"), engine=Processes(2)) == {}
+    here, there = (rows_of([CELL], kept_in(tmp_path / name))[0].values for name in ("one", "two"))
     assert here["mnll"] == pytest.approx(there["mnll"], rel=1e-5)
 
 
@@ -220,10 +285,29 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "reproduced/runs").rglob("*.json")}
 
 
+def test_pages_are_made_from_results_alone(tmp_path, monkeypatch):
+    """A finished run in OUT/runs that was not kept does not change a page; neither does OUT/results, unless asked."""
+    monkeypatch.chdir(tmp_path)
+    invoked("fig3", "--scale", "smoke")
+    options = ("fig3", "--scale", "smoke", "--pages")
+    page = tmp_path / "reproduced/smoke/fig3/table.json"
+
+    def seeds() -> int:
+        return sum(len(row["seeds"]) for row in json.loads(page.read_text())["rows"])
+
+    invoked(*options, "--results", "elsewhere")
+    assert seeds() == 0
+    invoked(*options, "--results", "reproduced/results")
+    assert seeds() == 4
+    invoked(*options)
+    assert seeds() == 4
+
+
 def test_pages_without_runs_say_not_run_and_tell_the_cost(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = invoked("fig1", "--scale", "paper", "--pages")
     assert "9 runs are missing: about" in " ".join(result.output.split())
+    assert "ECE, paper</th>" in (tmp_path / "reproduced/paper/fig1/report.html").read_text()
     page = (tmp_path / "reproduced/paper/fig1/report.html").read_text()
     assert "not run" in page and "0.294" in page
     assert not (tmp_path / "reproduced/runs").exists()

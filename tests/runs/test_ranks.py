@@ -97,7 +97,7 @@ def test_a_step_that_fails_on_one_rank_is_skipped_by_all(found):
         told = [(step, why) for step, why in enumerate(each["failing"]["skipped"], start=1) if why]
         assert [step for step, _ in told] == [3, 5]
         assert told[0][1] == "the covariance is not positive definite"
-        assert told[1][1].startswith("the bound is no finite number: likelihood term nan")
+        assert told[1][1].startswith("the bound is no finite number: negative log-likelihood term nan")
 
 
 @pytest.mark.slow

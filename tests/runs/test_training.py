@@ -97,7 +97,7 @@ def infinite_gradient(bound, *args):
 every_failure = pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (not_finite, "the bound is no finite number: likelihood term nan"),
+        (not_finite, "the bound is no finite number: negative log-likelihood term nan"),
         (not_positive_definite, "not positive definite"),
         (infinite_gradient, r"the gradient of \S+ is not finite"),
     ],

@@ -308,18 +308,18 @@ _EVERY = (
                 "CNN+GP separates notMNIST from MNIST better than CNN+CAL (FPR95)", OURS, (CAL,), ("fpr95",)),
             verdicts.alike("CNN+GP(RF) is comparable with CNN+MCD (AUROC within 2 %)", RF, MCD, ("auroc",), share=0.02),
             verdicts.between_panels(
-                "With a deep network GPDNN has more predictions of low entropy on notMNIST than with a shallow one",
+                "Deep GPDNN has more predictions of low entropy on notMNIST than shallow GPDNN",
                 GPDNN, "low_entropy_outside", less=MNIST, more=MNIST_DEEP),
             verdicts.on((MNIST_DEEP,), verdicts.lower(
-                "With a deep network GPDNN has more predictions of low entropy on notMNIST than CNN+GP", OURS, (GPDNN,),
+                "Deep GPDNN has more predictions of low entropy on notMNIST than deep CNN+GP", OURS, (GPDNN,),
                 ("low_entropy_outside",))),
         ),
         "densities", metrics=("err", "entropy_inside", "entropy_outside", "low_entropy_outside", *DETECTION),
         intervals=True,
         notes=(
             "The paper shows densities and prints no numbers; the table is calgp's own.",
-            "Low entropy: below a tenth of log 10, the largest entropy of ten classes. The paper says that GPDNN "
-            "“assigns large uncertainty to predictions on notMNIST, although with the deeper convolutional "
+            "Low entropy: below a tenth of log 10, the largest entropy of ten classes. The paper says that "
+            "GPDNN “assigns large uncertainty to predictions on notMNIST, although with the deeper convolutional "
             "architecture it yields a large fraction of predictions with low entropy”.",
         ),
     ),

@@ -149,15 +149,23 @@ def row_of(cell: Cell, folders: Sequence[RunFolder]) -> Row:
             values.setdefault(name, []).append(value)
             if half is not None:
                 halves.setdefault(name, []).append(half)
-    return Row(
-        cell.method, cell.panel, cell.x, {name: tuple(found) for name, found in values.items()},
-        {name: mean(found) for name, found in halves.items()}, tuple(details), cell.runs,
-        _resampled(cell, folders, details),
-    )  # fmt: skip
+    means = {name: mean(found) for name, found in halves.items()}
+    found = {name: tuple(found) for name, found in values.items()}
+    resampled = _resampled(cell, folders, details, found, means)
+    return Row(cell.method, cell.panel, cell.x, found, means, tuple(details), cell.runs, resampled)
 
 
-def _resampled(cell: Cell, folders: Sequence[RunFolder], details: Sequence[Mapping[str, Any]]) -> Resampled | None:
-    """Scores of all seeds on the same resamples of their test images; None unless all have kept theirs."""
+def _resampled(
+    cell: Cell,
+    folders: Sequence[RunFolder],
+    details: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Sequence[float]],
+    halves: Mapping[str, float],
+) -> Resampled | None:
+    """Scores of all seeds on the same resamples of their test images; None unless all have kept theirs.
+
+    Columns have half precision. A metric that they do not reproduce, up to a tenth of its interval, is left out.
+    """
     if cell.test is not None or not folders:  # of corrupted images none are kept
         return None
     found: list[dict[str, Tensor]] = []
@@ -172,12 +180,18 @@ def _resampled(cell: Cell, folders: Sequence[RunFolder], details: Sequence[Mappi
         return None
     joined = {name: torch.stack([each[name] for each in found]).double().mean(0) for name in found[0]}
     joined |= {name: joined[other] for name, other in cell.instead}
-    return Resampled(images.pop(), {name: each for name, each in joined.items() if each.isfinite().all()})
+    exact = {
+        name: each[1:]
+        for name, each in joined.items()
+        if name in halves and each.isfinite().all() and abs(each[0] - mean(values[name])) <= 0.1 * halves[name] + 1e-6
+    }
+    return Resampled(images.pop(), exact)
 
 
 @lru_cache(maxsize=4)
 def _weights(n: int, seed: int) -> Tensor:
-    return metrics.resample_weights(n, seed=seed)
+    """All images as they are, then the resamples."""
+    return torch.cat([torch.ones(1, n), metrics.resample_weights(n, seed=seed)])
 
 
 def _resampled_metrics(own: ImageScores, outcomes: Outcomes, outside: ImageScores | None) -> dict[str, Tensor]:
@@ -221,7 +235,8 @@ def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     return {
         "seed": card.run.seed,
         "folder": folder.name,
-        "path": folder.path,
+        "scores": _scores_path(folder, own),
+        "outside_scores": _scores_path(folder, outside),
         "environment": card.environment,
         "run": card.run,
         "task": card.task,
@@ -230,6 +245,12 @@ def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
         "own": own,
         "outside": outside,
     }
+
+
+def _scores_path(folder: RunFolder, found: Mapping[str, Any] | None) -> str | None:
+    return (
+        None if found is None else (folder.path / folder.scores_name(found["source"], found["calibrator"])).as_posix()
+    )
 
 
 def _numbers(detail: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:

@@ -109,7 +109,12 @@ class Scale:
 
 def network_of(run: Run) -> str:
     """The network's name; CGP is a Gaussian process on patches and has none."""
-    return "none" if isinstance(run.method, Cgp) else run.backbone_label
+    if isinstance(run.method, Cgp):
+        return "none"
+    label = run.backbone_label
+    if isinstance(run.backbone, ResNet) and " n=" not in label:  # the default depth, too, is named
+        label = label.replace("resnet", f"resnet n={run.backbone.n}", 1)
+    return label
 
 
 def at_paper_scale(panel: str, runs: Sequence[Run]) -> bool:

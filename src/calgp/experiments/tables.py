@@ -36,11 +36,10 @@ def table_of(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]
     table = []
     for row in rows:
         plain: dict[str, Any] = {"panel": row.panel, "method": row.method}
-        plain |= {} if row.x is None else {experiment.axis: row.x}
-        plain |= described(row)
+        plain |= described(row) | ({} if row.x is None else {experiment.axis: row.x})
         plain |= {"seeds": [detail["seed"] for detail in row.details], "planned": row.planned}
         plain |= {"at_paper_scale": at_paper_scale(row.panel, row.runs), "paired": row.resampled is not None}
-        plain["folders"] = [detail["path"].as_posix() for detail in row.details]
+        plain |= {name: [detail[name] for detail in row.details] for name in ("scores", "outside_scores")}
         found = published_for(experiment, row, rows)
         for metric in experiment.metrics:
             plain[metric] = row.mean(metric) if row.values else "not run"
@@ -129,7 +128,8 @@ def _names(experiment: Experiment, row: Row) -> list[str]:
 
 def _of_paper(experiment: Experiment, panel: str) -> str:
     found = {(p.network, p.images) for p in experiment.published if p.panel == panel}
-    told = " / ".join(f"{network}, {images:,} training images" for network, images in sorted(found))
+    named = [(network.replace("none", "no network"), images) for network, images in sorted(found)]
+    told = " / ".join(f"{network}, {images:,} training images" for network, images in named)
     return f" The paper: {told}." if told else ""
 
 
@@ -231,8 +231,8 @@ def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Any]:
     places = {id(row): place for place, row in enumerate(rows)}
     parts = [
         {"what": p.what, "panel": p.panel, "metric": p.metric, "difference": p.difference, "interval": p.interval,
-         "state": p.state, "rows": [places[id(row)] for row in p.rows], "metrics": p.metrics, "side": p.side,
-         "margin": p.margin, "offset": p.offset, "at_paper_scale": p.at_paper_scale}
+         "state": p.state, "leaning": p.leaning, "rows": [places[id(row)] for row in p.rows], "metrics": p.metrics,
+         "side": p.side, "margin": p.margin, "offset": p.offset, "at_paper_scale": p.at_paper_scale}
         for p in verdict.parts
     ]  # fmt: skip
     at_scale = verdict.at_paper_scale()

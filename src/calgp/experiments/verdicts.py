@@ -65,6 +65,14 @@ class Part:
         return self.state_of()
 
     @property
+    def leaning(self) -> Literal["for", "against", "unclear"]:
+        """What a comparison of single seeds indicates: its side by the interval over test images alone."""
+        half = self.estimate.half()
+        if half is None or abs(self.against) <= half:
+            return "unclear"
+        return "for" if self.against < 0 else "against"
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         half = self.estimate.half()
         return None if half is None else (self.difference - half, self.difference + half)
@@ -127,6 +135,12 @@ class Verdict:
         return Counter(part.state for part in chosen)
 
     @property
+    def indications(self) -> str:
+        """What comparisons of single seeds indicate."""
+        leaning = Counter(part.leaning for part in self.parts if part.state == "one seed")
+        return f"{leaning.total()} of one seed ({leaning['for']} indicate it, {leaning['against']} the opposite)"
+
+    @property
     def told(self) -> str:
         """How the comparisons went."""
         if not self.parts:
@@ -135,7 +149,7 @@ class Verdict:
             return f"{self.parts[0].what}: {self.parts[0].told}"
         count = self.count()
         counts = f"{count['held']} for it, {count['not held']} against, {count['undecided']} undecided"
-        counts += f", {count['one seed']} of one seed" if count["one seed"] else ""
+        counts += f", {self.indications}" if count["one seed"] else ""
         worst = max(
             self.parts, key=lambda part: (part.state == "not held", part.state == "undecided", abs(part.difference))
         )

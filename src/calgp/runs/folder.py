@@ -347,8 +347,11 @@ class RunFolder:
 
     def evaluation(self, source: str, calibrator: str | None = None) -> dict[str, Any] | None:
         """What the run was found to be on a source with a calibrator or none; None if it was not evaluated so."""
-        name = f"scores-{_result(source, calibrator, None)}.json"
+        name = self.scores_name(source, calibrator)
         return self._evaluation(name) if is_file(self.path / name) else None
+
+    def scores_name(self, source: str, calibrator: str | None = None) -> str:
+        return f"scores-{_result(source, calibrator, None)}.json"
 
     def predictions_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
         return f"predictions-{_result(source, calibrator, corruption)}.safetensors"

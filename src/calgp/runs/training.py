@@ -162,7 +162,7 @@ def _failure(model: Model, parameters: list[Tensor], nll: Tensor, kl: Tensor, lo
     if (loss + torch.stack(norms).sum()).isfinite():
         return None
     if not loss.isfinite():
-        return f"the bound is no finite number: likelihood term {nll:g}, KL term {kl:g}"
+        return f"the bound is no finite number: negative log-likelihood term {nll:g}, KL term {kl:g}"
     spoiled = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
     if not spoiled:  # the gradients are finite, their squares are not
         return None
