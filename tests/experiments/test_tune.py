@@ -272,7 +272,7 @@ def test_a_second_search_trains_nothing_and_finds_the_same(tuned):
     before = {path: path.stat().st_mtime_ns for path in where.runs.rglob("*") if path.is_file()}
     assert tune(log.base, log.budget, where) == log
     assert before == {path: path.stat().st_mtime_ns for path in where.runs.rglob("*") if path.is_file()}
-    assert share_done(TuningTask("cnn-cal", log.base, where, Path("x.json")), BUDGET) == 1
+    assert share_done(TuningTask("cnn-cal", log.base, BUDGET, where, Path("x.json")), BUDGET) == 1
 
 
 def test_a_log_is_read_as_it_was_written_and_names_no_place(tuned, tmp_path):
@@ -326,7 +326,7 @@ def test_what_every_pilot_would_meet_is_told_at_once(tmp_path):
 def test_methods_in_processes_find_the_same_as_one_after_the_other(tmp_path):
     bases = {name: tiny(name) for name in ("cnn", "cnn-cal")}  # two methods that share pilots
     shown = []
-    tasks = tasks_of(bases, tmp_path / "a", tmp_path / "runs")
+    tasks = tasks_of(bases, BUDGET, tmp_path / "a", tmp_path / "runs")
     assert tune_methods(tasks, BUDGET, engine=Processes(2), watch=shown.append) == {}
     assert (shown[-1].done, shown[-1].jobs) == (2 * BUDGET.total_pilots, 2 * BUDGET.total_pilots)
     logs = [read_log(task.log) for task in tasks]
@@ -334,13 +334,13 @@ def test_methods_in_processes_find_the_same_as_one_after_the_other(tmp_path):
         again = tune(task.base, BUDGET, Where(tmp_path / "again" / task.name))
         assert [pilot.options for pilot in again.pilots] == [pilot.options for pilot in log.pilots]
     # what is done stays done, even without its runs
-    assert tune_methods(tasks_of(bases, tmp_path / "a", tmp_path / "empty"), BUDGET) == {}
+    assert tune_methods(tasks_of(bases, BUDGET, tmp_path / "a", tmp_path / "empty"), BUDGET) == {}
     assert not (tmp_path / "empty").exists()
     assert [read_log(task.log) for task in tasks] == logs
 
 
 def test_too_few_images_to_judge_by_are_refused_before_training(tmp_path):
-    tasks = tasks_of({"cnn": replace(tiny("cnn"), holdout=0.05)}, tmp_path, tmp_path / "runs")
+    tasks = tasks_of({"cnn": replace(tiny("cnn"), holdout=0.05)}, BUDGET, tmp_path, tmp_path / "runs")
     with pytest.raises(CalgpError, match="keeps 5 images of digits to judge by, at least 10"):
         tune_methods(tasks, BUDGET)
     assert not (tmp_path / "runs").exists()

@@ -83,7 +83,7 @@ def tune(
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     first = next(iter(bases.values()))
     place = folder / slug(f"{source} {first.backbone_label}")
-    tasks = tasks_of(bases, place, folder / "runs", data)
+    tasks = tasks_of(bases, budget, place, folder / "runs", data)
     open_fabric("auto", "32-true", threads)
     with show.overall_bar() as watch:
         failures = tune_methods(tasks, budget, engine=workers, watch=watch)

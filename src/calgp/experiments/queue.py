@@ -155,7 +155,7 @@ def make_plan(names: Sequence[str], scale: Scale, places: Iterable[Path]) -> Pla
 def tuned(scale: Scale, places: Sequence[Path]) -> tuple[Scale, dict[tuple[str, str], Tuning]]:
     """The scale with the options of tunings, and the tunings that are missing.
 
-    A log of another base or budget than the scale has now does not count: what it found is stale.
+    A log of another base, budget or space than today's does not count: what it found is stale.
     """
     settings, untuned = dict(scale.settings), dict[tuple[str, str], Tuning]()
     for panel, budget in scale.tuning.items():
@@ -179,7 +179,7 @@ def _winner(task: Tuning, places: Iterable[Path]) -> Mapping[str, bool | int | f
     for path in (place / task.log for place in places):
         if path.is_file():
             log = read_log(path)
-            if (log.base, log.budget) == (task.base, task.budget):
+            if log.is_of(task.base, task.budget):
                 return log.winner.options
     return None
 

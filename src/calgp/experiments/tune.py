@@ -77,6 +77,10 @@ class TuningLog:
         if not any(pilot.order < math.inf for pilot in self.pilots):
             raise CalgpError(f"No pilot of the tuning of {self.base.label} has a score.")
 
+    def is_of(self, base: Run, budget: Budget) -> bool:
+        """Whether this is the search of a run with a budget, over the space that its method declares now."""
+        return (self.base, self.budget, self.declared) == (base, budget, dict(base.method.space()))
+
     @property
     def winner(self) -> Pilot:
         """The lowest MNLL of the last rung; of the one before, should all of the last have failed."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,28 +27,29 @@ class TuningTask:
 
     name: str
     base: Run
+    budget: Budget
     where: Where
     log: Path
 
-    def is_done(self, budget: Budget) -> bool:
+    @property
+    def is_done(self) -> bool:
         """Whether the log of this very search is there."""
-        if not self.log.is_file():
-            return False
-        log = read_log(self.log)
-        return (log.base, log.budget, log.declared) == (self.base, budget, dict(self.base.method.space()))
+        return self.log.is_file() and read_log(self.log).is_of(self.base, self.budget)
 
 
-def tasks_of(bases: Mapping[str, Run], out: Path, runs: Path, data: Path | None = None) -> list[TuningTask]:
+def tasks_of(
+    bases: Mapping[str, Run], budget: Budget, out: Path, runs: Path, data: Path | None = None
+) -> list[TuningTask]:
     """Logs go to `out`; pilots to `runs`, those of a method by themselves, since two methods may share a pilot."""
     return [
-        TuningTask(name, base, Where(runs / name, data=data).absolute(), (out / f"{name}.json").absolute())
+        TuningTask(name, base, budget, Where(runs / name, data=data).absolute(), (out / f"{name}.json").absolute())
         for name, base in bases.items()
     ]
 
 
-def tune_and_write(task: TuningTask, *, budget: Budget, watch: Callable[[float], None]) -> None:
+def tune_and_write(task: TuningTask, /, *, watch: Callable[[float], None]) -> None:
     """What an engine does with a task."""
-    write_log(tune(task.base, budget, task.where, watch=watch), task.log)
+    write_log(tune(task.base, task.budget, task.where, watch=watch), task.log)
 
 
 def tune_methods(
@@ -60,7 +60,7 @@ def tune_methods(
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, str]:
     """Tune methods with the same budget; why some failed, by name. What is done stays done."""
-    todo = [task for task in tasks if not task.is_done(budget)]
+    todo = [task for task in tasks if not task.is_done]
     ready, failures = len(tasks) - len(todo), dict[str, str]()
 
     def progress(shares: Mapping[str, float]) -> None:
@@ -83,7 +83,7 @@ def tune_methods(
     if todo:
         check_hold_out(pilot_run(todo[0].base, {}, budget.steps), todo[0].where)  # before anything is trained
         with owned(todo[0].where.runs.parent):
-            engine.run(partial(tune_and_write, budget=budget), todo, ended=ended, watch=under_way)
+            engine.run(tune_and_write, todo, ended=ended, watch=under_way)
     return failures
 
 
