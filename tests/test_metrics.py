@@ -5,6 +5,7 @@ import sys
 import textwrap
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -441,6 +442,11 @@ def test_bootstrap_depends_on_its_seed_only():
     assert torch.equal(first.low, again.low) and torch.equal(first.high, again.high)
     assert not torch.equal(first.low, other.low)
     assert first.low.shape == (2,) and (first.low <= first.high).all()
+
+
+def test_the_papers_definition_is_credited_to_its_authors():
+    source = Path(metrics.ece.__code__.co_filename).read_text()
+    assert "Tran et al. (2018)" in source and "Milios" not in source
 
 
 @pytest.mark.parametrize("preset", metrics.ECE_PRESETS)

@@ -26,7 +26,7 @@ Written by `tools/reproduced.py` from what is kept in `results/`: this page is n
 [Experiments](reproduce.md) says what {scale} scale is, how to run it and how claims are judged. [Claims](claims.md) is
 the summary. [Results](results.md) discusses the numbers.
 
-A cell is the mean over its seeds ± half a 95 % interval over seeds and test images; of one seed, over test images alone.
+A cell is the mean over its seeds ± half a 95 % interval over seeds and test images (of one seed: test images alone).
 The paper's number stands in brackets: `[paper 0.005]` where network and training images are the paper's, else
 `[paper, other scale 0.351]`. Training images include a hold-out. A verdict of an experiment that was run in part is of
 that part.

@@ -62,7 +62,8 @@ def test_bars_count_the_comparisons_of_their_claim(browser, pages):
         page.open((pages / name / "report.html").as_uri())
         shown = page.evaluate(COUNTED)
         told = json.loads((pages / name / "table.json").read_text())["verdicts"]
-        states = [[part["state"] for part in verdict["comparisons"]] for verdict in told]
+        counted = [verdict["comparisons"] for verdict in told]  # a single one stands in words, without a bar
+        states = [[part["state"] for part in parts] if len(parts) > 1 else [] for parts in counted]
         assert shown == [[each.count(state) for state in STATES] for each in states], name
     page.close()
 
