@@ -41,7 +41,7 @@ bench: $(STAMP)  ## measure calgp beside its alternatives (about six minutes; wa
 queue: $(STAMP)  ## train the paper's networks on all images with tuned options: days, resumable (DATA=… JOBS=2 OUT=…)
 	@$(PIP) -e ".[svdkl]"
 	@nice -n 19 $(BIN)/calgp reproduce all --scale desk --jobs $(or $(JOBS),2) --out $(or $(OUT),reproduced) \
-		--keep results/desk $(if $(DATA),--data $(DATA))
+		--keep results $(if $(DATA),--data $(DATA))
 
 docs: $(STAMP)  ## build the documentation site into site/, with no warnings
 	@$(PIP) -e ".[docs]"

@@ -99,7 +99,7 @@ def test_runs_have_the_options_that_their_tuning_found(finished):
         log, run = read_log(path), found.run(method, panel, 100, 0)
         assert run.learning_rate == log.winner.options["learning_rate"]
         assert run.method == log.run.method and run.steps == 5
-        kept = [RunFolder(file.parent).card().run for file in (folder / "results").glob("*/run.json")]
+        kept = [RunFolder(file.parent).card().run for file in (folder / "results" / "tiny").glob("*/run.json")]
         assert run in kept
     budgets = {(log.budget, len(log.pilots), log.steps) for log in map(read_log, logs)}
     assert len(budgets) == 1  # every method had the same
@@ -123,7 +123,7 @@ def test_results_that_were_not_kept_are_kept_and_not_trained_again(finished, tmp
     where = replace(places(folder), results=(tmp_path,), keep=tmp_path)
     models = {file: file.stat().st_mtime_ns for file in (folder / "runs").rglob("model.safetensors")}
     assert run_queue(["fig4"], "tiny", where) == {}
-    assert len(list(tmp_path.glob("*/run.json"))) == 4
+    assert len(list((tmp_path / "tiny").glob("*/run.json"))) == 4
     assert {file: file.stat().st_mtime_ns for file in (folder / "runs").rglob("model.safetensors")} == models
 
 
@@ -175,7 +175,7 @@ def test_a_task_that_fails_is_named_and_the_others_go_on(scale, tmp_path):
     (where.keep / first.log).mkdir(parents=True)
     failures = run_queue(["fig4"], "tiny", where)
     assert list(failures) == ["worker 0"] and f"tuning {MCD}" in failures["worker 0"]
-    assert len(list(where.keep.glob("*/run.json"))) == 3  # what does not need that tuning is done
+    assert len(list((where.keep / "tiny").glob("*/run.json"))) == 3  # what does not need that tuning is done
 
 
 def test_json_of_a_log_is_small(finished):

@@ -1,8 +1,9 @@
 """The queue of a tuned scale: what to run next, in the order of its value. It may be ended at any moment.
 
 Several workers share the work through files alone. Each takes the first task that is not done and that nobody else has
-begun: the tuning of a method on a panel, or, with the options that a tuning found, a run. Tunings are read from the
-small results (`tuning/SCALE/PANEL/METHOD.json`), so that pages are a function of these.
+begun: the tuning of a method on a panel, or, with the options that a tuning found, a run. Of `keep`, tunings go to
+`tuning/SCALE/PANEL/METHOD.json` and runs to `SCALE/KEY`. Tunings are read from small results, so pages are a function
+of these.
 """
 
 import time
@@ -69,6 +70,7 @@ class Training:
     """A run with the options that were found, and everything that it is tested on."""
 
     job: Job
+    scale: str
 
     @property
     def key(self) -> str:
@@ -87,7 +89,7 @@ class Training:
         return self.job.seconds
 
     def perform(self, where: Where, watch: Callable[[float], None]) -> None:
-        perform(self.job, where, watch)
+        perform(self.job, replace(where, keep=where.keep and where.keep / self.scale), watch)
 
 
 Task = Tuning | Training
@@ -117,7 +119,7 @@ class Plan:
         ranks = self.ranks(cells)
         for job in jobs_of(cells):
             if first_done(job, results.get(job.key, ())) is None:
-                ranked.append((ranks[job.key], Training(job)))
+                ranked.append((ranks[job.key], Training(job, self.scale.name)))
         return [task for _, task in sorted(ranked, key=lambda each: each[0])]
 
     def ranks(self, cells: Iterable[Cell]) -> dict[str, Rank]:
@@ -136,7 +138,7 @@ class Plan:
     def cost(self, where: Where) -> tuple[int, int, float]:
         """Tunings and runs that are missing, and about how many seconds of one core they take."""
         later = [cell for cell in self.cells() if origin(cell) in self.untuned]
-        tasks = [*self.tasks(where), *map(Training, jobs_of(later))]
+        tasks = [*self.tasks(where), *(Training(job, self.scale.name) for job in jobs_of(later))]
         return len(self.untuned), len(tasks) - len(self.untuned), sum(task.seconds for task in tasks)
 
 
@@ -184,10 +186,11 @@ def _winner(task: Tuning, places: Iterable[Path]) -> Mapping[str, bool | int | f
     return None
 
 
-def stale(plan: Plan, place: Path) -> list[RunFolder]:
-    """Runs kept below a place that no cell of a plan wants any longer: their options have changed since."""
+def stale(plan: Plan, keep: Path) -> list[RunFolder]:
+    """Kept runs of the scale that no cell of its plan wants any longer: their options have changed since."""
     wanted = {key(run) for cell in plan.cells() for run in cell.runs}
-    return [folders[0] for name, folders in finished_results([place]).items() if name not in wanted]
+    kept = finished_results([keep / plan.scale.name])
+    return [folders[0] for name, folders in kept.items() if name not in wanted]
 
 
 def run_queue(
