@@ -12,9 +12,10 @@ import pytest
 
 from calgp.experiments import queue, scales
 from calgp.experiments.halving import Budget
+from calgp.experiments.paper import LEARNED
 from calgp.experiments.queue import Tuning, make_plan, run_queue, stale, tuned
 from calgp.experiments.reproduce import Where, rows_of
-from calgp.experiments.scales import CAL, MCD, MNIST, MNIST_DEEP, SCALES, SORF
+from calgp.experiments.scales import CAL, CIFAR10, CIFAR10_DEEP, GPDNN, MCD, MNIST, MNIST_DEEP, RF, SCALES, SORF, SVDKL
 from calgp.experiments.tune import read_log
 from calgp.runs import RunFolder
 
@@ -58,6 +59,22 @@ def test_tunings_come_first_and_panels_in_their_order_of_value(scale, tmp_path):
     ]  # fmt: skip
     tunings, runs, seconds = plan.cost(places(tmp_path))
     assert (tunings, runs) == (3, 4) and seconds > 0
+
+
+def test_variants_of_a_method_come_after_the_other_methods_of_their_panel():
+    """θ learned (table 2) is worth less than the next method of figure 2; second seeds come last."""
+    plan = make_plan(["fig2", "tab2"], SCALES["desk"], ())
+    everything = replace(plan, untuned={})
+    ranks = everything.ranks(everything.cells())
+    runs = {queue.key(run): (run, cell) for cell in everything.cells() for run in cell.runs}
+    ordered = [runs[name] for name in sorted(ranks, key=lambda name: ranks[name])]
+    first = [(cell.panel, cell.method, run.seed) for run, cell in ordered][:9]
+    assert first == [
+        *((CIFAR10, method, 0) for method in (SORF, MCD, CAL, RF, GPDNN, SVDKL)), (CIFAR10, LEARNED, 0),
+        (CIFAR10_DEEP, SORF, 0), (CIFAR10_DEEP, MCD, 0),
+    ]  # fmt: skip
+    seeds = [run.seed for run, _ in ordered]
+    assert seeds == sorted(seeds)
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ class Training:
 
 
 Task = Tuning | Training
-Rank = tuple[int, int, int, int]  # seed, panel, method, tunings first
+Rank = tuple[int, int, bool, int, int]  # seed, panel, variants last, method, tunings first
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,9 @@ class Plan:
         """What can be begun now: the most valuable first, seed 0 of everything before second seeds."""
         cells = [cell for cell in self.cells() if origin(cell) not in self.untuned]
         results = finished_results(where.small)
-        ranked: list[tuple[Rank, Task]] = [((0, *self._rank(*pair), 0), task) for pair, task in self.untuned.items()]
+        ranked: list[tuple[Rank, Task]] = [
+            (self._rank(0, *pair, variant=False, tuned=False), task) for pair, task in self.untuned.items()
+        ]
         ranks = self.ranks(cells)
         for job in jobs_of(cells):
             if first_done(job, results.get(job.key, ())) is None:
@@ -127,13 +129,14 @@ class Plan:
         found: dict[str, Rank] = {}
         for cell in cells:
             for run in cell.runs:
-                rank = (run.seed, *self._rank(*origin(cell)), 1 + (cell.method in TUNED_AS))
+                rank = self._rank(run.seed, *origin(cell), variant=cell.method in TUNED_AS, tuned=True)
                 found[key(run)] = min(rank, found.get(key(run), rank))
         return found
 
-    def _rank(self, panel: str, method: str) -> tuple[int, int]:
+    def _rank(self, seed: int, panel: str, method: str, *, variant: bool, tuned: bool) -> Rank:
         """Panels and methods stand in their order of value."""
-        return list(self.scale.settings).index(panel), list(self.scale.methods).index(method)
+        panels, methods = list(self.scale.settings), list(self.scale.methods)
+        return seed, panels.index(panel), variant, methods.index(method), int(tuned)
 
     def cost(self, where: Where) -> tuple[int, int, float]:
         """Tunings and runs that are missing, and about how many seconds of one core they take."""
