@@ -317,7 +317,7 @@ def test_a_pilot_whose_numbers_fail_is_kept_with_the_reason_and_does_not_win(tmp
     assert log.pilots[0].mnll == math.inf and "no finite number" in (log.pilots[0].failure or "")
     assert str(tmp_path) not in (log.pilots[0].failure or "")
     assert (len(log.pilots), log.steps) == (log.budget.total_pilots, log.budget.total_steps)
-    assert log.winner.failure is None and log.winner.options["learning_rate"] < 1
+    assert log.winner.failure is None and log.run.learning_rate < 1
     write_log(log, tmp_path / "log.json")
     assert read_log(tmp_path / "log.json") == log
 
