@@ -311,7 +311,18 @@ def test_no_test_image_is_read(tmp_path, monkeypatch):
     assert splits and set(splits) == {"train"}
 
 
-def test_pilots_whose_numbers_fail_are_kept_with_the_reason(tmp_path):
+def test_a_pilot_whose_numbers_fail_is_kept_with_the_reason_and_does_not_win(tmp_path):
+    base = replace(tiny("cnn"), optimiser="sgd", learning_rate=1e11)  # the first pilot has the run's own rate
+    log = tune(base, Budget(3, 24, samples=2), Where(tmp_path))
+    assert log.pilots[0].mnll == math.inf and "no finite number" in (log.pilots[0].failure or "")
+    assert str(tmp_path) not in (log.pilots[0].failure or "")
+    assert (len(log.pilots), log.steps) == (log.budget.total_pilots, log.budget.total_steps)
+    assert log.winner.failure is None and log.run.learning_rate < 1
+    write_log(log, tmp_path / "log.json")
+    assert read_log(tmp_path / "log.json") == log
+
+
+def test_a_method_none_of_whose_pilots_has_a_score_is_an_error(tmp_path):
     base = replace(tiny("cnn-gp-sorf"), optimiser="sgd", kl_weight=9e11, learning_rate=1e-2)
     with pytest.raises(CalgpError, match=r"Every pilot of .* failed; the first: step"):
         tune(base, Budget(2, 24, samples=2), Where(tmp_path))
