@@ -358,6 +358,7 @@ def run_readers(folder: Path) -> list[Reader]:
     from calgp.cli.shared import run_options
     from calgp.report import write_report
     from calgp.runs.folder import build
+    from calgp.runs.image_scores import image_scores, image_scores_name, packed
 
     fabric = Fabric(accelerator="cpu", devices=1)
     tiny = {
@@ -432,8 +433,20 @@ def run_readers(folder: Path) -> list[Reader]:
     def columns_of() -> object:
         return run.predictions("digits")
 
+    plain = runs.RunFolder(folder / "small")  # small results of the run as it was before it was calibrated
+    plain.path.mkdir()
+    shutil.copy(run.path / "run.json", plain.path)
+    told = {"inside": run.evaluation("digits"), "outside": run.evaluation("letters")}
+    small = {name: packed(image_scores(run, each)) for name, each in told.items()}
+    for name, each in told.items():
+        (plain.path / image_scores_name(plain, each)).write_bytes(small[name])
+
+    def kept(name: str) -> Callable[[bytes], object]:
+        return of(plain, image_scores_name(plain, told[name]), lambda: image_scores(plain, told[name]))
+
     own = scores[0].name
     return [
+        *(Reader(f"per-image scores, {name}", (small[name],), kept(name), mutate_packed) for name in small),
         Reader("run.json", (described,), of(run, "run.json", run.card), mutate_json, 4),
         Reader("run.json, model", variants(described), of(run, "run.json", run.model), mutate_json, 2),
         Reader("run.json, ensemble", (listed,), of(both, "run.json", both.model), mutate_json),
