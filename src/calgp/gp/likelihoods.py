@@ -16,26 +16,50 @@ from calgp.gp.noise import Noise, normal, site_key
 class Latent(NamedTuple):
     """What a model knows of f at N inputs: a mixture of S equally likely components, points or Gaussians.
 
-    A network with masks: S points; without: one; a sparse GP: one Gaussian; a sparse GP on a masked network: S of them.
+    A network with masks: S points; without: one; a sparse GP: one Gaussian; a sparse GP on a masked network: S of them;
+    a masked network whose last layer is integrated: S Gaussians with a covariance over classes.
     """
 
     mean: Float[Tensor, "S N Q"]
-    variance: Float[Tensor, "S N Q"] | None = None  # None: points
+    variance: Float[Tensor, "S N Q"] | None = None  # of independent functions; None: points, or a covariance is known
+    covariance: Float[Tensor, "S N Q Q"] | None = None  # over classes
 
     def points(self, draws: int, noise: Noise | None = None) -> Float[Tensor, "SK N Q"]:
-        """The points, or `draws` of each Gaussian (for each sample of the noise, if there is only one component)."""
+        """The points, or `draws` of each Gaussian (for each sample of the noise, if there is only one component).
+
+        Draws of a Gaussian with a covariance come in pairs mean ± δ (antithetic), so their number is even.
+        """
+        if self.covariance is not None:
+            epsilon = self._epsilon(-(-draws // 2), noise)  # [S, draws / 2, N, Q]
+            delta = torch.einsum("snqr,sknr->sknq", covariance_root(self.covariance), epsilon)
+            return (self.mean.unsqueeze(1) + torch.cat([delta, -delta], 1)).flatten(0, 1)
         if self.variance is None:
             return self.mean
+        mean, deviation = self.mean.unsqueeze(1), self.variance.clamp_min(TINY).sqrt().unsqueeze(1)
+        return (mean + deviation * self._epsilon(draws, noise)).flatten(0, 1)
+
+    def _epsilon(self, draws: int, noise: Noise | None) -> Float[Tensor, "SM K N Q"]:
         components, n, outputs = self.mean.shape
         members = max(1, components // (1 if noise is None else len(noise.samples)))  # of an ensemble, one by one
         epsilon = normal(noise, _SITE, members * draws * outputs, rows=n, like=self.mean)
         epsilon = epsilon.unflatten(-1, (members, draws, outputs)).permute(2, 0, 3, 1, 4)
-        epsilon = epsilon.flatten(0, 1)  # [S · members, draws, N, Q]
-        mean, deviation = self.mean.unsqueeze(1), self.variance.clamp_min(TINY).sqrt().unsqueeze(1)
-        return (mean + deviation * epsilon).flatten(0, 1)
+        return epsilon.flatten(0, 1)  # [S · members, draws, N, Q]
+
+
+def covariance_root(covariance: Float[Tensor, "*any Q Q"]) -> Float[Tensor, "*any Q Q"]:
+    """R with R Rᵀ = C + δ I, δ a millionth of C's mean variance: also where C is singular.
+
+    It is (a class that no feature reaches, more classes than features), or all of it is zero (keep = 1). In double
+    precision, since a covariance summed in single precision may have negative eigenvalues of the size of its rounding.
+    """
+    double = covariance.double()
+    jitter = (JITTER * double.diagonal(dim1=-2, dim2=-1).mean(-1)).clamp_min(TINY)
+    eye = torch.eye(covariance.shape[-1], dtype=double.dtype, device=double.device)
+    return torch.linalg.cholesky(double + jitter[..., None, None] * eye).to(covariance.dtype)
 
 
 _SITE = site_key("likelihood")
+JITTER = 1e-6
 TINY = 1e-12  # the smallest variance: rounding may bring one below zero, and the square root has no gradient there
 
 
@@ -52,15 +76,26 @@ class Likelihood(nn.Module, ABC):
 
 
 class Softmax(Likelihood):
-    """p(y = q | f) = exp f_q / Σ exp f. A Gaussian f is integrated by `draws` draws, which cost no network pass."""
+    """p(y = q | f) = exp f_q / Σ exp f. A Gaussian f is integrated by `draws` draws, which cost no network pass.
 
-    def __init__(self, draws: int = 16) -> None:
+    Args:
+        draws: of each Gaussian.
+        alpha: which bound `expected_log_prob` gives: L_α = (1/α) log E_q[p(y | f)^α] (Li & Gal 2017). α → 0 is
+            Eq. (6), the mean of log p; α = 1 is the log of the predictive probability itself.
+    """
+
+    def __init__(self, draws: int = 16, alpha: float = 0.0) -> None:
         super().__init__()
-        self.draws = draws
+        if not 0 <= alpha <= 1 or draws < 1:
+            raise ValueError(f"α must lie in [0, 1] and there must be draws, not {alpha=}, {draws=}")
+        self.draws, self.alpha = draws, alpha
 
     def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"], noise: Noise | None = None) -> Float[Tensor, "N"]:
         log_probs = self.log_probs(latent, noise)
-        return log_probs.gather(-1, y.expand(len(log_probs), -1).unsqueeze(-1)).squeeze(-1).mean(0)
+        found = log_probs.gather(-1, y.expand(len(log_probs), -1).unsqueeze(-1)).squeeze(-1)  # [S, N]
+        if self.alpha == 0:
+            return found.mean(0)
+        return ((self.alpha * found).logsumexp(0) - math.log(len(found))) / self.alpha
 
     def log_probs(self, latent: Latent, noise: Noise | None = None) -> Float[Tensor, "S N Q"]:
         f = latent.points(self.draws, noise)

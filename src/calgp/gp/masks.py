@@ -168,6 +168,19 @@ class MaskedLinear(Linear):
         f = self.mask(h, noise) @ self.weight
         return f if self.bias is None else f + self.bias
 
+    def moments(self, h: Float[Tensor, "B in"]) -> tuple[Float[Tensor, "B out"], Float[Tensor, "B out out"]]:
+        """Mean and covariance of the outputs over all masks, exactly, given h; for any granularity.
+
+        E f = π h M + b, Cov[f_q, f_r] = π(1 − π) Σ_i h_i² M_iq M_ir (inverted: h M + b and (1 − π)/π Σ_i …).
+        """
+        keep, inverted = self.mask.masking.keep, self.mask.masking.inverted
+        mean = (h if inverted else keep * h) @ self.weight
+        spread = (1 - keep) / keep if inverted else keep * (1 - keep)
+        if not self.mask.active:
+            spread = 0.0
+        covariance = spread * weighted_gram(h.square(), self.weight)
+        return mean if self.bias is None else mean + self.bias, covariance
+
     def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
         f = (self.mask(h, noise) * self.weight.mT).sum(-1)  # all outputs share the mask
         return f if self.bias is None else f + self.bias
@@ -175,6 +188,16 @@ class MaskedLinear(Linear):
     def kl(self) -> Float[Tensor, ""]:
         cost = self.mask.masking.kl(self.weight)
         return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+def weighted_gram(weights: Float[Tensor, "B in"], m: Float[Tensor, "in out"]) -> Float[Tensor, "B out out"]:
+    """Σ_i w_i M_iq M_ir for each row of weights: one product with all pairs of columns of M."""
+    outputs = m.shape[1]
+    first, second = torch.triu_indices(outputs, outputs, device=m.device)
+    pairs = weights @ (m[:, first] * m[:, second])  # [B, out (out + 1) / 2]
+    place = torch.empty(outputs, outputs, dtype=torch.int64, device=m.device)
+    place[first, second] = place[second, first] = torch.arange(len(first), device=m.device)
+    return pairs[:, place]
 
 
 class MaskedConv2d(Convolution):
