@@ -9,7 +9,19 @@ import torch
 from torch.autograd import gradcheck
 
 import reference
-from calgp.gp import Latent, MaskedLinear, Masking, Noise, RandomFeatureGP, Softmax, Theta, name_sites
+from calgp.gp import (
+    DeepGP,
+    Latent,
+    MaskedConv2d,
+    MaskedLinear,
+    Masking,
+    MeanField,
+    Noise,
+    RandomFeatureGP,
+    Softmax,
+    Theta,
+    name_sites,
+)
 from calgp.gp.likelihoods import covariance_root
 from calgp.gp.masks import weighted_gram
 
@@ -38,7 +50,7 @@ def enumerated(layer, h):
 def test_moments_are_those_of_all_masks(keep, inverted, bias):
     layer = MaskedLinear(7, 3, masking=Masking(keep, inverted=inverted), bias=bias, generator=seeded(0)).double()
     h = randn(4, 7, seed=1)
-    mean, covariance = layer.moments(h)
+    mean, covariance = layer.mean(h), layer.covariance(h)
     expected_mean, expected_covariance = enumerated(layer, h)
     shift = layer.bias.detach().numpy() if bias else 0
     np.testing.assert_allclose(mean.detach(), expected_mean + shift, atol=1e-14)
@@ -54,7 +66,7 @@ def test_weighted_gram_is_the_sum_over_inputs():
 def test_without_masks_there_is_a_point():
     layer = MaskedLinear(6, 3, masking=Masking(1.0), generator=seeded(0)).double()
     h = randn(4, 6)
-    mean, covariance = layer.moments(h)
+    mean, covariance = layer.mean(h), layer.covariance(h)
     assert torch.equal(mean, layer(h)) and (covariance == 0).all()
     points = Latent(mean[None], covariance=covariance[None]).points(8)
     torch.testing.assert_close(points, mean.expand(8, -1, -1), rtol=0, atol=1e-5)  # a deviation of √TINY
@@ -65,7 +77,7 @@ def test_draws_of_a_large_layer_have_the_moments(n_rf):
     """A million masks: the standard error of a mean is σ / 1000, of a variance √2 σ² / 1000."""
     layer = RandomFeatureGP(16, 3, n_rf=n_rf, theta=Theta(lengthscale=1.0), generator=seeded(0)).double()
     phi = layer.phi(randn(1, 16, seed=1)).detach()
-    mean, covariance = layer.weights.moments(phi)
+    mean, covariance = layer.weights.mean(phi), layer.weights.covariance(phi)
     name_sites(layer)
     with torch.no_grad():
         draws = torch.cat([
@@ -84,7 +96,7 @@ def test_f_becomes_gaussian_as_features_become_many():
     for m in (8, 64, 512, 4096):
         layer = MaskedLinear(m, 1, generator=seeded(0)).double()
         h = randn(1, m, seed=1).abs() / math.sqrt(m)
-        mean, covariance = layer.moments(h)
+        mean, covariance = layer.mean(h), layer.covariance(h)
         name_sites(layer)
         noise = Noise(0, torch.arange(40_000), torch.zeros(1, dtype=torch.int64))
         with torch.no_grad():
@@ -127,7 +139,7 @@ class _Moments(torch.nn.Module):
         self.layer = layer
 
     def forward(self, h):
-        return self.layer.moments(h)
+        return self.layer.mean(h), self.layer.covariance(h)
 
 
 def test_draws_are_keyed_by_row_and_come_in_pairs():
@@ -169,3 +181,88 @@ def test_the_bounds_family_rises_with_alpha():
 def test_an_alpha_that_is_none_is_refused(options):
     with pytest.raises(ValueError, match="must lie in"):
         Softmax(**options)
+
+
+def test_many_outputs_are_drawn_without_their_covariance():
+    """64 outputs, 32 draws: points in pairs, whose covariance over many draws is the closed form."""
+    layer = MaskedLinear(6, 64, generator=seeded(0)).double()
+    name_sites(layer)
+    h, rows = randn(2, 6, seed=1), torch.arange(2)
+    found = layer.latent(h, Noise(0, torch.arange(1), rows), draws=32)
+    assert found.covariance is None and found.mean.shape == (32, 2, 64)
+    torch.testing.assert_close(found.mean.mean(0), layer.mean(h), rtol=0, atol=1e-12)
+    with torch.no_grad():
+        draws = torch.stack([
+            layer.latent(h, Noise(seed, torch.arange(1), rows), draws=32).mean[:16, 0] for seed in range(1250)
+        ]).flatten(0, 1)  # fmt: skip
+    expected = layer.covariance(h)[0].detach()
+    deviation = expected.diagonal().sqrt()
+    assert (
+        (torch.cov(draws.mT) - expected).abs() < 6 * math.sqrt(2 / 20_000) * torch.outer(deviation, deviation)
+    ).all()
+
+
+@pytest.mark.parametrize("outputs", [3, 40], ids=["covariance", "draws"])
+def test_latents_do_not_depend_on_the_batch(outputs):
+    layer = RandomFeatureGP(5, outputs, n_rf=8, generator=seeded(0)).double()
+    name_sites(layer)
+    c, rows = randn(6, 5), torch.tensor([4, 9, 2, 7, 0, 1])
+    whole = layer.latent(c, Noise(5, torch.arange(1), rows))
+    part = layer.latent(c[2:4], Noise(5, torch.arange(1), rows[2:4]))
+    for one, two in zip(whole, part, strict=True):
+        assert (one is None) is (two is None)
+        if one is not None:
+            torch.testing.assert_close(one[:, 2:4], two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("frequencies", ["sorf", "variational"])
+def test_samples_of_what_comes_before_give_a_gaussian_each(frequencies):
+    """S components: those of the masks on Ω, or of a hidden layer; W is integrated in each."""
+    first = RandomFeatureGP(5, 4, n_rf=8, frequencies=frequencies, generator=seeded(0))
+    deep = DeepGP([first, RandomFeatureGP(9, 3, n_rf=8, generator=seeded(1))]).double()
+    name_sites(deep)
+    c, rows = randn(6, 5), torch.arange(6)
+    found = deep.latent(c, Noise(5, torch.arange(7), rows))
+    assert found.mean.shape == (7, 6, 3) and found.covariance is not None and found.covariance.shape == (7, 6, 3, 3)
+    alone = deep.latent(c[4:5], Noise(5, torch.tensor([2]), rows[4:5]))
+    torch.testing.assert_close(found.mean[2, 4], alone.mean[0, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.covariance[2, 4], alone.covariance[0, 0], rtol=0, atol=1e-12)
+
+
+def test_the_average_over_masks_of_w_is_the_mean_of_the_integrated_layer():
+    layer = RandomFeatureGP(5, 3, n_rf=8, generator=seeded(0)).double()
+    name_sites(layer)
+    c = randn(2, 5)
+    with torch.no_grad():
+        draws = layer(c, Noise(0, torch.arange(40_000), torch.arange(2))).unflatten(0, (-1, 2))
+    found = layer.latent(c, Noise(0, torch.arange(1), torch.arange(2)))
+    deviation = found.covariance[0].diagonal(dim1=-2, dim2=-1).sqrt()
+    assert ((draws.mean(0) - found.mean[0]).abs() < 5 * deviation / 200).all()
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("granularity", ["element", "channel", "shared"])
+def test_at_their_mean_masks_scale_by_keep(granularity, inverted):
+    masking = Masking(0.3, granularity, inverted)
+    convolution = MaskedConv2d(2, 3, 3, masking=masking, bias=False, generator=seeded(0)).double()
+    name_sites(convolution)
+    x = randn(4, 2, 5, 5)
+    found = convolution(x, Noise(0, torch.arange(1), torch.arange(4), mean=True))
+    plain = torch.nn.functional.conv2d(x, convolution.weight, padding=1)
+    torch.testing.assert_close(found, plain if inverted else 0.3 * plain, rtol=0, atol=1e-12)
+
+
+def test_gaussian_weights_at_their_mean_and_integrated():
+    layer = MeanField(0.2).linear(5, 3, generator=seeded(0)).double()
+    name_sites(layer)
+    h, noise = randn(4, 5), Noise(0, torch.arange(1), torch.arange(4))
+    torch.testing.assert_close(layer(h, noise._replace(mean=True)), h @ layer.weight)
+    found = layer.latent(h, noise)
+    mean, variance = layer.moments(h)
+    assert torch.equal(found.mean[0], mean) and torch.equal(found.variance[0], variance)
+
+
+def test_an_own_theta_per_output_is_refused():
+    layer = RandomFeatureGP(5, 3, theta=Theta(outputs=3), generator=seeded(0))
+    with pytest.raises(ValueError, match="own θ per output"):
+        layer.latent(torch.ones(2, 5))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from calgp.gp.frequencies import draw_frequencies
 from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
+from calgp.gp.likelihoods import Latent
 from calgp.gp.masks import Masking
 from calgp.gp.noise import Noise
 from calgp.gp.posteriors import Posterior
@@ -72,6 +73,15 @@ class RandomFeatureGP(nn.Module):
         phi = self.phi(c, noise)
         return self.weights.per_output(phi, noise) if self.per_output else self.weights(phi, noise)  # F = ΦW
 
+    def latent(self, c: Tensor, noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        """What is known of f given Ω, with W integrated in closed form; [S, N, …], S the samples of what came before."""
+        if self.per_output:
+            raise ValueError("a layer with an own θ per output cannot be integrated")
+        found = self.weights.latent(self.phi(c, noise), noise, draws=draws)
+        rows = found.mean.shape[1] if noise is None else len(noise.rows)
+        # [K, S · N, …] to [K · S, N, …]: points of all samples, or K = 1 Gaussian of each
+        return Latent(*(None if part is None else part.unflatten(1, (-1, rows)).flatten(0, 1) for part in found))
+
     def phi(self, c: Tensor, noise: Noise | None = None) -> Tensor:
         """Φ, Eq. (5) or (12)."""
         return self.kernel.expand(self.frequencies(c, self.kernel.lengthscale, noise))
@@ -101,11 +111,22 @@ class DeepGP(nn.Module):
         self.layers: Sequence[RandomFeatureGP] = nn.ModuleList(layers)  # pyright: ignore[reportAttributeAccessIssue]
 
     def forward(self, c: Tensor, noise: Noise | None = None) -> Tensor:
-        f = self.layers[0](c, noise)
-        for layer in self.layers[1:]:
+        *hidden, last = self.layers
+        return last(self._inputs(hidden, c, noise), noise)
+
+    def latent(self, c: Tensor, noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        """What is known of f given the hidden layers, with W of the last layer integrated."""
+        *hidden, last = self.layers
+        return last.latent(self._inputs(hidden, c, noise), noise, draws=draws)
+
+    def _inputs(self, hidden: Sequence[RandomFeatureGP], c: Tensor, noise: Noise | None) -> Tensor:
+        """What the layer after these takes: their functions, and the features."""
+        fed = c
+        for layer in hidden:
+            f = layer(fed, noise)
             c = c.repeat(f.shape[0] // c.shape[0], 1)  # the first mask has made S · N rows of N
-            f = layer(torch.cat([f, c], -1), noise)
-        return f
+            fed = torch.cat([f, c], -1)
+        return fed
 
     def kl(self) -> Float[Tensor, ""]:
         return torch.stack([layer.kl() for layer in dict.fromkeys(self.layers)]).sum()  # a layer used twice costs once

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.gp.noise import Noise, bernoulli, binary_digits
+from calgp.gp.likelihoods import Latent
+from calgp.gp.noise import Noise, bernoulli, binary_digits, normal
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
 from calgp.gp.sites import Site
 
@@ -123,6 +124,8 @@ class Mask(Site):
     def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
         if not self.masking.active:
             return h
+        if noise is not None and noise.mean:
+            return self.mean(h)
         rows = h.shape[0] if noise is None else noise.rows.shape[0]
         return (h.unflatten(0, (-1, rows)) * self.draw(h, noise)).flatten(0, 1)
 
@@ -141,6 +144,10 @@ class Mask(Site):
         z = z.unflatten(-1, (*pixels, channels))
         z = z.movedim(-1, 2) if self.image else z
         return z / self.masking.keep if self.masking.inverted else z
+
+    def mean(self, h: Tensor) -> Tensor:
+        """E[z] h."""
+        return h if self.masking.inverted or not self.active else self.masking.keep * h
 
     def extra_repr(self) -> str:
         return f"keep={self.masking.keep}, {self.masking.granularity}" + ", inverted" * self.masking.inverted
@@ -168,18 +175,32 @@ class MaskedLinear(Linear):
         f = self.mask(h, noise) @ self.weight
         return f if self.bias is None else f + self.bias
 
-    def moments(self, h: Float[Tensor, "B in"]) -> tuple[Float[Tensor, "B out"], Float[Tensor, "B out out"]]:
-        """Mean and covariance of the outputs over all masks, exactly, given h; for any granularity.
+    @property
+    def spread(self) -> float:
+        """The variance of an entry of z, or of z/π."""
+        keep = self.mask.masking.keep if self.mask.active else 1.0
+        return (1 - keep) / keep if self.mask.masking.inverted else keep * (1 - keep)
 
-        E f = π h M + b, Cov[f_q, f_r] = π(1 − π) Σ_i h_i² M_iq M_ir (inverted: h M + b and (1 − π)/π Σ_i …).
-        """
-        keep, inverted = self.mask.masking.keep, self.mask.masking.inverted
-        mean = (h if inverted else keep * h) @ self.weight
-        spread = (1 - keep) / keep if inverted else keep * (1 - keep)
-        if not self.mask.active:
-            spread = 0.0
-        covariance = spread * weighted_gram(h.square(), self.weight)
-        return mean if self.bias is None else mean + self.bias, covariance
+    def mean(self, h: Float[Tensor, "B in"]) -> Float[Tensor, "B out"]:
+        """E f = π h M + b over all masks, given h; inverted h M + b."""
+        f = self.mask.mean(h) @ self.weight
+        return f if self.bias is None else f + self.bias
+
+    def covariance(self, h: Float[Tensor, "B in"]) -> Float[Tensor, "B out out"]:
+        """Cov[f_q, f_r] = π(1 − π) Σ_i h_i² M_iq M_ir over all masks, given h; inverted (1 − π)/π Σ_i …"""
+        return self.spread * weighted_gram(h.square(), self.weight)
+
+    def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        mean = self.mean(h)
+        if mean.shape[-1] < 2 * draws:  # fewer pairs of outputs than outputs of all draws
+            return Latent(mean[None], covariance=self.covariance(h)[None])
+        # f = E f ± √(π(1 − π)) (h ⊙ ε) M, ε ~ N(0, I): the same Gaussian, without its Q² covariances
+        rows = len(h) if noise is None else len(noise.rows)
+        pairs = draws // 2
+        epsilon = normal(noise, self.mask.key(noise), pairs * h.shape[-1], rows=rows, like=h)  # [S, N, pairs · in]
+        epsilon = epsilon.unflatten(-1, (pairs, -1)).movedim(2, 0).flatten(1, 2)  # [pairs, S · N, in]
+        delta = self.spread**0.5 * (h * epsilon) @ self.weight
+        return Latent(mean + torch.cat([delta, -delta]))
 
     def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
         f = (self.mask(h, noise) * self.weight.mT).sum(-1)  # all outputs share the mask
@@ -228,7 +249,7 @@ class MaskedConv2d(Convolution):
 
     def _recombines(self, h: Tensor, noise: Noise | None) -> bool:
         """Whether many samples are predicted from an input that is still the same for all, and z is per channel."""
-        if noise is None or not self.mask.masking.active or self.mask.masking.granularity == "element":
+        if noise is None or noise.mean or not self.mask.active or self.mask.masking.granularity == "element":
             return False
         if torch.compiler.is_compiling():  # products into given memory cannot be traced
             return False

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp.likelihoods import TINY
+from calgp.gp.likelihoods import TINY, Latent
 from calgp.gp.masks import Masking, half_norm, same_convolution, truncated_normal
 from calgp.gp.noise import Noise, normal
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
@@ -77,6 +77,8 @@ class GaussianNoise(Site):
         return True
 
     def forward(self, mean: Tensor, variance: Tensor, noise: Noise | None = None) -> Tensor:
+        if noise is not None and noise.mean:
+            return mean
         rows = mean.shape[0] if noise is None else noise.rows.shape[0]
         channels, *pixels = mean.shape[1:]
         epsilon = normal(noise, self.key(noise), mean[0].numel(), rows=rows, like=mean)  # [S, N, …]
@@ -112,6 +114,10 @@ class MeanFieldLinear(Linear):
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
         return self.draw(*self.moments(h), noise)
+
+    def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        mean, variance = self.moments(h)
+        return Latent(mean[None], variance[None])
 
     def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
         mean = (h * self.weight.mT).sum(-1)

@@ -25,6 +25,8 @@ class Noise(NamedTuple):
     `rows` are indices in the data set, not in the batch, so that an image keeps its masks wherever it stands. A tuple,
     since Fabric takes no frozen dataclass through the forward pass of a wrapped module.
 
+    With `mean`, masks and Gaussian weights are at their mean: one pass, of which only the latent functions are random.
+
     `kept` is a memory of draws by site and size: what is there is taken, what is not is drawn and put there. Export
     fills it with one row, and gives it to all.
     """
@@ -33,6 +35,7 @@ class Noise(NamedTuple):
     samples: Int[Tensor, "S"]
     rows: Int[Tensor, "N"]
     kept: dict[tuple[int, int], Tensor] | None = None
+    mean: bool = False
 
     def words(self, site: int, count: int, *, shared: bool) -> Int[Tensor, "S N_or_1 count"]:
         """64 random bits a word; `shared` leaves the row out of the key: one mask for all images."""

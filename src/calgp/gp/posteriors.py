@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from calgp.gp.likelihoods import Latent
 from calgp.gp.noise import Noise
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ class Linear(nn.Module, ABC):
     @abstractmethod
     def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
         """f_q = h_q w_q: each output has its own inputs."""
+
+    @abstractmethod
+    def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        """h W + b with W integrated: what is known of the outputs given h, instead of a draw of them.
+
+        A Gaussian, or where that would be more work than `draws` of it (many outputs), so many points.
+        """
 
     @abstractmethod
     def kl(self) -> Float[Tensor, ""]:
