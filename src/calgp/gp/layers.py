@@ -74,7 +74,7 @@ class RandomFeatureGP(nn.Module):
         return self.weights.per_output(phi, noise) if self.per_output else self.weights(phi, noise)  # F = ΦW
 
     def latent(self, c: Tensor, noise: Noise | None = None, *, draws: int = 16) -> Latent:
-        """What is known of f given Ω, with W integrated in closed form; [S, N, …], S the samples of what came before."""
+        """What is known of f given Ω, with W integrated in closed form, for each sample of what came before."""
         if self.per_output:
             raise ValueError("a layer with an own θ per output cannot be integrated")
         found = self.weights.latent(self.phi(c, noise), noise, draws=draws)
