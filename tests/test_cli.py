@@ -14,8 +14,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from calgp import cli
+from calgp.cli.offering import DEMO
 from calgp.data import load
 from calgp.errors import CalgpError
+from calgp.experiments.tune import read_log
 from calgp.methods import METHODS
 from calgp.runs import RunFolder
 
@@ -558,3 +560,14 @@ def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
     with pytest.raises(CalgpError) as caught:
         from_json(run_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("method", DEMO)
+def test_the_demo_has_the_options_that_equal_tuning_found(method):
+    """The logs are in a checkout only."""
+    log = Path(__file__).parents[1] / "results" / "tuning" / "demo" / f"{method}.json"
+    if not log.is_file():
+        pytest.skip("results/ is only in a checkout")
+    found = read_log(log)
+    assert DEMO[method] == found.winner.options
+    assert found.winner.steps == 540 and (len(found.pilots), found.steps) == (12, 1560)  # the same for both

@@ -20,7 +20,7 @@ from calgp.experiments.tune import read_log
 from calgp.runs import RunFolder
 
 SMOKE = SCALES["smoke"]
-BUDGET = Budget(pilots=2, steps=6, samples=2)
+BUDGET = Budget(pilots=2, steps=6, samples=2, images=(50, 100))
 
 
 def tiny(**changes) -> scales.Scale:
@@ -118,6 +118,8 @@ def test_runs_have_the_options_that_their_tuning_found(finished):
         assert run.method == log.run.method and run.steps == 5
         kept = [RunFolder(file.parent).card().run for file in (folder / "results" / "tiny").glob("*/run.json")]
         assert run in kept
+    pilots = [RunFolder(file.parent).card() for file in (folder / "runs" / "pilots").rglob("run.json")]
+    assert sorted({(card.run.steps, card.run.train_size) for card in pilots}) == [(2, 50), (6, 100)]  # rungs grow
     budgets = {(log.budget, len(log.pilots), log.steps) for log in map(read_log, logs)}
     assert len(budgets) == 1  # every method had the same
 

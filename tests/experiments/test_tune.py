@@ -415,3 +415,11 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
 def test_bad_input_is_told(flags, says, tmp_path):
     result = CliRunner().invoke(cli.app, ["tune", *flags, "--out", str(tmp_path / "x")])
     assert isinstance(result.exception, CalgpError) and says in str(result.exception)
+
+
+def test_rungs_may_have_their_own_number_of_images():
+    budget = Budget(pilots=8, steps=1800, images=(3000, 6000, 12_000))
+    assert [budget.images_of(steps) for _, steps in budget.rungs] == [3000, 6000, 12_000]
+    assert Budget(pilots=8, steps=1800).images_of(600) is None
+    with pytest.raises(CalgpError, match="3 rungs"):
+        Budget(pilots=8, steps=1800, images=(3000, 6000))

@@ -105,6 +105,15 @@ def shard(
     out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)
 
 
+# by `calgp tune digits --methods cnn-gp-sorf-paper,cnn --schedule one-cycle --steps 540` (results/tuning/demo)
+DEMO = {
+    "cnn-gp-sorf-paper": {
+        "learning_rate": 0.032, "method.keep_filters": 0.8, "method.keep": 0.9, "method.sigma": 0.15,
+    },
+    "cnn": {"learning_rate": 0.004},
+}  # fmt: skip
+
+
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("demo"),
     threads: ThreadsOption = None,
@@ -117,17 +126,14 @@ def demo(
 
     from calgp import runs, show
     from calgp.report import write_report
+    from calgp.runs.run import assign
 
     fabric = open_fabric("cpu", "32-true", threads)
     folders = []
-    for method, epochs, rate in (("cnn-gp-sorf-paper", 30, 6e-3), ("cnn", 10, 1e-3)):
-        options = {
-            "method": method,
-            "source": "digits",
-            "epochs": epochs,
-            "schedule": "one-cycle",
-            "learning_rate": rate,
-        }
+    for method, tuned in DEMO.items():
+        options = {"method": {"name": method}, "source": "digits", "steps": 540, "schedule": "one-cycle"}
+        for name, value in tuned.items():
+            assign(options, name, value)
         run, target = runs.from_json(options), runs.RunFolder(folder / method)
         if (target.path / "run.json").is_file():  # an earlier demo's
             shutil.rmtree(target.path)

@@ -22,6 +22,8 @@ class Budget:
     pilots: short trainings of the first rung; the last quarter of them are neighbours of the best so far.
     steps: of the last rung; a rung has 1/`factor` of the next one's steps, and `factor` times its pilots.
     samples: predictive samples for the hold-out score.
+    images: training images of each rung, a balanced part; none given: all. Short pilots on all images see each of them
+        a few times only, and so favour options that learn fast over those that do not overfit.
 
     >>> Budget(pilots=8, steps=2000).rungs
     ((8, 222), (3, 667), (1, 2000))
@@ -33,8 +35,11 @@ class Budget:
     steps: int = 2000
     factor: int = 3
     samples: int = 20
+    images: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.images and len(self.images) != len(self._counts):
+            raise CalgpError(f"Invalid images={self.images}: {self.pilots} pilots have {len(self._counts)} rungs.")
         for name, least in (("pilots", 1), ("steps", 1), ("factor", 2), ("samples", 1)):
             if getattr(self, name) < least:
                 raise CalgpError(f"Invalid {name}={getattr(self, name)}: must be at least {least}.")
@@ -59,6 +64,10 @@ class Budget:
         return tuple(
             (count, round(self.steps / self.factor ** (last - rung))) for rung, count in enumerate(self._counts)
         )
+
+    def images_of(self, steps: int) -> int | None:
+        """The training images of the rung with so many steps; None: all."""
+        return next((n for n, (_, own) in zip(self.images, self.rungs, strict=False) if own == steps), None)
 
     @property
     def local(self) -> int:

@@ -54,9 +54,11 @@ class Tuning:
     @property
     def seconds(self) -> float:
         """About how long it takes on one core."""
-        held_out = int(HOLDOUT * count_of_training_images(self.base))
-        runs = ((count, replace(self.base, steps=steps)) for count, steps in self.budget.rungs)
-        return sum(count * seconds(run, self.budget.samples, held_out) for count, run in runs)
+        total = 0.0
+        for count, steps in self.budget.rungs:
+            held_out = int(HOLDOUT * (self.budget.images_of(steps) or count_of_training_images(self.base)))
+            total += count * seconds(replace(self.base, steps=steps), self.budget.samples, held_out)
+        return total
 
     def perform(self, where: Where, watch: Callable[[float], None]) -> None:
         """Search, or go on searching, and write the log."""

@@ -328,8 +328,10 @@ def _desk() -> Scale:
         },
         batch_size=100, schedule="one-cycle", precision="bf16-mixed",
         tuning={
-            **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(pilots=8, steps=1800, samples=6)),
-            **dict.fromkeys((CIFAR10_DEEP, CIFAR100_DEEP, MNIST_DEEP), Budget(pilots=8, steps=1080, samples=6)),
+            **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(8, 1800, samples=6, images=(3000, 6000, 12_000))),
+            CIFAR10_DEEP: Budget(8, 1080, samples=6, images=(2000, 4000, 8000)),
+            CIFAR100_DEEP: Budget(8, 1080, samples=6, images=(4000, 8000, 16_000)),
+            MNIST_DEEP: Budget(8, 1080, samples=6, images=(1000, 3000, 10_000)),
         },
         leaves_out=("ablation", "shift"),
         warning="Desk scale: the paper's networks (but ResNet(5) on CIFAR-100, too) on all images, 15,000 steps of 100 "

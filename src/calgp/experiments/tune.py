@@ -169,7 +169,10 @@ def _numerical(error: Exception) -> str:
 
 def pilot_job(base: Run, options: Options, steps: int, budget: Budget) -> Job:
     """What a pilot trains and scores: its hold-out, and no test images."""
-    return Job(pilot_run(base, options, steps), budget.samples, tests=(), held_out=True)
+    run = pilot_run(base, options, steps)
+    if budget.images:
+        run = replace(run, train_size=budget.images_of(steps))
+    return Job(run, budget.samples, tests=(), held_out=True)
 
 
 def pilot_run(base: Run, options: Options, steps: int) -> Run:

@@ -80,7 +80,9 @@ class RandomFeatureGP(nn.Module):
         found = self.weights.latent(self.phi(c, noise), noise, draws=draws)
         rows = found.mean.shape[1] if noise is None else len(noise.rows)
         # [K, S · N, …] to [K · S, N, …]: points of all samples, or K = 1 Gaussian of each
-        return Latent(*(None if part is None else part.unflatten(1, (-1, rows)).flatten(0, 1) for part in found))
+        mean, *rest = (None if part is None else part.unflatten(1, (-1, rows)).flatten(0, 1) for part in found)
+        assert mean is not None  # noqa: S101 (for the type checker)
+        return Latent(mean, *rest)
 
     def phi(self, c: Tensor, noise: Noise | None = None) -> Tensor:
         """Φ, Eq. (5) or (12)."""
