@@ -9,6 +9,10 @@ from calgp.gp.noise import site_key
 N, D, Q = 7, 6, 3
 
 
+def randn(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 class Toy(Model):
     """A linear map, its inputs masked or not."""
 
@@ -146,3 +150,29 @@ def test_one_member_is_itself(x):
     torch.testing.assert_close(
         predict(Mixture([Toy(0, UNMASKED)]), x).log_probs, predict(Toy(0, UNMASKED), x).log_probs
     )
+
+
+def test_members_with_a_covariance_and_without_make_one_mixture():
+    """A point has no covariance, a variance is one of independent functions."""
+    a = randn(3, 3, seed=0)
+    parts = [Latent(randn(1, 2, 3, seed=1)), Latent(randn(1, 2, 3, seed=2), torch.full((1, 2, 3), 4.0).double()),
+             Latent(randn(1, 2, 3, seed=3), covariance=(a @ a.mT).expand(1, 2, 3, 3))]  # fmt: skip
+    found = Mixture([Known(part) for part in parts])(torch.zeros(2, 1))
+    assert torch.equal(found.mean, torch.cat([part.mean for part in parts])) and found.variance is None
+    expected = [torch.zeros(3, 3).double(), 4 * torch.eye(3).double(), a @ a.mT]
+    for component, covariance in zip(found.covariance, expected, strict=True):
+        torch.testing.assert_close(component, covariance.expand(2, 3, 3))
+
+
+class Known(Model):
+    """Says the same of every input."""
+
+    def __init__(self, latent):
+        super().__init__()
+        self.latent, self.likelihood = latent, Softmax()
+
+    def sample(self, h, noise):
+        return self.latent
+
+    def kl(self):
+        return torch.zeros(())

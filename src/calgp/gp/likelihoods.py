@@ -24,6 +24,10 @@ class Latent(NamedTuple):
     variance: Float[Tensor, "S N Q"] | None = None  # of independent functions; None: points, or a covariance is known
     covariance: Float[Tensor, "S N Q Q"] | None = None  # over classes
 
+    @property
+    def is_points(self) -> bool:
+        return self.variance is None and self.covariance is None
+
     def points(self, draws: int, noise: Noise | None = None) -> Float[Tensor, "SK N Q"]:
         """The points, or `draws` of each Gaussian (for each sample of the noise, if there is only one component).
 

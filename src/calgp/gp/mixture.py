@@ -32,14 +32,16 @@ class Mixture(Model):
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         found = [member(h, noise) for member in self.members]
-        if any(len(latent.mean) > 1 or latent.variance is not None for latent in found):
+        if any(len(latent.mean) > 1 or not latent.is_points for latent in found):
             # one that has fewer components is repeated, so that all members weigh the same
             found = [_repeated(latent, 1 if noise is None else len(noise.samples)) for latent in found]
-        variances = [latent.variance for latent in found]
-        if all(variance is None for variance in variances):
-            return Latent(torch.cat([latent.mean for latent in found]))
+        mean = torch.cat([latent.mean for latent in found])
+        if any(latent.covariance is not None for latent in found):
+            return Latent(mean, covariance=torch.cat([_covariance(latent) for latent in found]))
+        if all(latent.is_points for latent in found):
+            return Latent(mean)
         filled = [torch.zeros_like(each.mean) if each.variance is None else each.variance for each in found]
-        return Latent(torch.cat([latent.mean for latent in found]), torch.cat(filled))
+        return Latent(mean, torch.cat(filled))
 
     def kl(self) -> Float[Tensor, ""]:
         """(1/K) Σ_k KL[q_k ‖ p], which is no less than KL[q ‖ p]: the mixture's bound is the mean of its members'."""
@@ -47,6 +49,12 @@ class Mixture(Model):
 
 
 def _repeated(latent: Latent, samples: int) -> Latent:
-    mean, variance = (None if part is None else part.expand(samples, -1, -1) for part in latent)
+    mean, *rest = (None if part is None else part.expand(samples, *part.shape[1:]) for part in latent)
     assert mean is not None  # noqa: S101 (for the type checker)
-    return Latent(mean, variance)
+    return Latent(mean, *rest)
+
+
+def _covariance(latent: Latent) -> Float[Tensor, "S N Q Q"]:
+    if latent.covariance is not None:
+        return latent.covariance
+    return torch.diag_embed(torch.zeros_like(latent.mean) if latent.variance is None else latent.variance)
