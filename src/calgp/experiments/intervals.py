@@ -52,8 +52,9 @@ def seed_error(first: Sequence[float], second: Sequence[float] = ()) -> tuple[fl
 
     The variance is pooled over both: s² (1/n₁ + 1/n₂), ν = n₁ + n₂ − 2. None if no seed was repeated.
 
-    >>> seed_error([0.1, 0.2], [0.5])
-    (0.08660254037844387, 1)
+    >>> error, freedom = seed_error([0.1, 0.2], [0.5])
+    >>> round(error, 4), freedom
+    (0.0866, 1)
     """
     groups = [values for values in (first, second) if values]
     freedom = sum(len(values) - 1 for values in groups)
