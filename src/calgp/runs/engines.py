@@ -66,14 +66,7 @@ class Engine(ABC):
 class Here(Engine):
     """One task after the other, in this process."""
 
-    def run(
-        self,
-        work: Work[Task],
-        tasks: Sequence[Task],
-        *,
-        ended: Callable[[Task, str | None], None],
-        watch: Callable[[Sequence[Under[Task]]], None],
-    ) -> None:
+    def run(self, work, tasks, *, ended, watch) -> None:
         for task in tasks:
             watch([Under(task, 0.0)])
 
@@ -89,14 +82,7 @@ class Processes(Engine):
 
     jobs: int
 
-    def run(
-        self,
-        work: Work[Task],
-        tasks: Sequence[Task],
-        *,
-        ended: Callable[[Task, str | None], None],
-        watch: Callable[[Sequence[Under[Task]]], None],
-    ) -> None:
+    def run(self, work, tasks, *, ended, watch) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         stop, waiting, deaths = context.Event(), deque(range(len(tasks))), Counter[int]()
         free = [_Slot(context, stop) for _ in range(min(self.jobs, len(tasks)))]
@@ -245,14 +231,7 @@ class Ray(Engine):
     address: str | None = None
     gpus: float = 0.0
 
-    def run(
-        self,
-        work: Work[Task],
-        tasks: Sequence[Task],
-        *,
-        ended: Callable[[Task, str | None], None],
-        watch: Callable[[Sequence[Under[Task]]], None],
-    ) -> None:
+    def run(self, work, tasks, *, ended, watch) -> None:
         ray = _ray()
         begun = not ray.is_initialized()
         if begun:
