@@ -21,12 +21,15 @@ help:  ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (about a minute; a few seconds when nothing changed) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) -e .
+	@$(PIP) -e ".[fast]"
 	@touch $@
 
 $(CHECKS): $(STAMP)
 	@echo "Adding what the tests compare with and drive (two or three minutes, 1.5 GB) ..."
 	@$(PIP) -e ".[test,check]"
+	@# apart: torchvision's wheel may be for another build of torch, and all that looks for it would fail (tests/architectures.py)
+	@$(PIP) --no-deps --upgrade --target $(VENV)/networks timm torchvision || \
+		echo "timm and torchvision could not be installed: tests of their networks will skip."
 	@touch $@
 
 setup: $(CHECKS)  ## make the virtual environment, with everything for development
@@ -61,6 +64,9 @@ kill-ranks: $(CHECKS)  ## kill one of two ranks of a training 20 times, let torc
 
 load: $(CHECKS)  ## measure the server under load on loopback (about five minutes)
 	@$(BIN)/python -m bench.serve
+
+attack: $(CHECKS)  ## attack the server with slow, silent, huge and vanishing clients for ten minutes (SECONDS=…)
+	@PYTHONPATH=.:tests $(BIN)/python tests/attacks.py --seconds $(or $(SECONDS),600)
 
 test: $(CHECKS)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal tests src --doctest-modules

@@ -38,7 +38,7 @@ def run(quick: bool) -> list[Row]:
         rows += compare(
             QUESTION,
             f"LeNet, SORF, {granularity} masks, 100 images",
-            ("calgp.predict", lambda model=model: predict(model, x, samples=SAMPLES)),
+            ("calgp.predict", lambda model=model: predict(model, x, passes=SAMPLES)),
             {"a loop of 50 passes, plain PyTorch": lambda plain=plain: plain.predict(x, SAMPLES)},
             reach={"a loop of 50 passes, plain PyTorch": reach},
             rounds=5,
@@ -51,7 +51,7 @@ def run(quick: bool) -> list[Row]:
     rows += compare(
         QUESTION,
         "ResNet(5), SORF, element masks, 50 images",
-        ("calgp.predict", lambda: predict(model, x, samples=SAMPLES)),
+        ("calgp.predict", lambda: predict(model, x, passes=SAMPLES)),
         {"a loop of 50 passes, plain PyTorch": lambda: plain.predict(x, SAMPLES)},
         rounds=3,
     )
@@ -68,8 +68,8 @@ def single_pass(x: torch.Tensor) -> list[Row]:
     return compare(
         QUESTION,
         "LeNet, SORF, 100 images, 1,024 frequencies",
-        ("last-layer Laplace, one pass", lambda: predict(model, x, samples=SAMPLES)),
-        {"calgp.predict, element masks": lambda: predict(masked, x, samples=SAMPLES)},
+        ("last-layer Laplace, one pass", lambda: predict(model, x, passes=SAMPLES)),
+        {"calgp.predict, element masks": lambda: predict(masked, x, passes=SAMPLES)},
         rounds=5,
     )
 
@@ -110,10 +110,10 @@ def peak(samples: int, batch: int, granularity: str) -> float:
 
 def _peak_here(samples: int, batch: int, granularity: str) -> float:
     model, (x, _) = masked_model(granularity), examples(MNIST, batch)
-    predict(model, x[:1], samples=1)  # what the first call of anything allocates
+    predict(model, x[:1], passes=1)  # what the first call of anything allocates
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _status("VmRSS")
-    predict(model, [(x, torch.arange(batch))], samples=samples)
+    predict(model, [(x, torch.arange(batch))], passes=samples)
     return max(_status("VmHWM") - before, 1.0)
 
 

@@ -24,8 +24,8 @@ def prediction_curves(step: int) -> list[Curve]:
     """Whole predictions, as the images and the samples grow."""
     model, (x, _) = masked_model("channel"), examples(MNIST, 800)
     images, samples = [50, 100, 200, 400, 800][::step], [1, 4, 16, 64, 256][::step]
-    by_images = [median_seconds(lambda n=n: predict(model, x[:n], samples=20), 3) for n in images]
-    by_samples = [median_seconds(lambda s=s: predict(model, x[:50], samples=s), 3) for s in samples]
+    by_images = [median_seconds(lambda n=n: predict(model, x[:n], passes=20), 3) for n in images]
+    by_samples = [median_seconds(lambda s=s: predict(model, x[:50], passes=s), 3) for s in samples]
     return [
         time_curve("images n", "prediction, 20 samples, LeNet", images, by_images),
         time_curve("samples S", "prediction, 50 images, LeNet", samples, by_samples),

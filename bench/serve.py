@@ -1,7 +1,8 @@
 """Load on loopback: what micro-batching brings, how long answers take, what happens beyond capacity.
 
 `python -m bench.serve`, about five minutes; the numbers go to results/bench/serve.json. The clients are threads of this
-process, the server is `calgp serve --demo` with one thread for the model. Rates are compared side by side, in turns.
+process, the server is `calgp serve tests/golden/sampled` (a run that samples) with one thread for the model. Rates are
+compared side by side, in turns.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from calgp.data import load
 from calgp.report.gallery import png
 
 CLIENTS = 32
+RUN = Path(__file__).parents[1] / "tests" / "golden" / "sampled"
 HEALTH = [b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"]  # needs no model: its tail is that of the machine
 
 
@@ -135,14 +137,14 @@ def server(*options: str) -> Iterator[tuple[int, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "calgp", "serve", "--demo", "--device", "cpu", "--threads", "1"]
+    command = [sys.executable, "-m", "calgp", "serve", str(RUN), "--device", "cpu", "--threads", "1"]
     command += ["--port", str(port), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
         ready = HEALTH[0].replace(b"healthz", b"readyz")
         while asyncio.run(Connection(port).ask(ready)) != 200:
             if process.poll() is not None:
-                raise SystemExit("The server did not start; try `calgp serve --demo`.")
+                raise SystemExit("The server did not start; try `calgp serve tests/golden/sampled`.")
             time.sleep(0.1)
         yield port, process.pid
     finally:

@@ -12,7 +12,7 @@ from calgp.gp import Bound, Model, Noise
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Task
 from calgp.runs import Run
-from calgp.runs.training import make_optimiser
+from calgp.runs.loop import make_optimiser
 
 QUESTION = "Training step"
 HEAD = "Head alone, forward + backward"

@@ -7,7 +7,8 @@
 import torch
 from torch import nn
 
-from calgp import RandomFeatureGP, load
+from calgp import RandomFeatureGP
+from calgp.data import load
 
 torch.manual_seed(0)
 images = load("digits", "train")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from calgp import BACKBONES, METHODS, Run, RunFolder, evaluate, train
+import calgp
+from calgp import METHODS
 from calgp.gp import Latent, MaskedLinear, Masking, Model, Softmax
 from calgp.methods import Method
 
@@ -49,8 +50,8 @@ class CnnLinearModel(Model):
 
 # %%
 METHODS["cnn-linear"] = CnnLinear()
-folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
-train(Run(METHODS["cnn-linear"], BACKBONES["lenet"], source="digits", steps=100, learning_rate=3e-3), folder)
-scores = evaluate(folder, samples=10).summary["scores"]
-print({name: round(value, 4) for name, value in scores.items()})
-assert scores["err"] < 0.5
+out = Path(tempfile.mkdtemp()) / "run"
+classifier = calgp.train("digits", out=out, method="cnn-linear", steps=100, learning_rate=3e-3)
+scores = classifier.evaluate(passes=10).scores
+print(scores)
+assert scores.err < 0.5

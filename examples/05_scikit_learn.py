@@ -24,7 +24,7 @@ classifier = ConvGPClassifier(
     epochs=20,
     batch_size=32,
     learning_rate=1e-2,
-    n_samples=20,
+    passes=20,
     random_state=0,
     device="cpu",
 )

@@ -11,21 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from calgp import (
-    METHODS,
-    Bound,
-    Headed,
-    Masking,
-    RandomFeatureGP,
-    Run,
-    RunFolder,
-    Task,
-    evaluate,
-    load,
-    predict,
-    train,
-    wrap,
-)
+import calgp
+from calgp import METHODS, Bound, RandomFeatureGP, predict, wrap
+from calgp.data import load
+from calgp.gp import Masking
+from calgp.nets import FeaturesWithHead, Task
 
 torch.manual_seed(0)
 
@@ -62,12 +52,14 @@ print("features:", features.out_features, "stem:", features.stem_module)
 assert features.sites == {"block.0": 2, "wider": 1}
 
 # %%
-folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
+out = Path(tempfile.mkdtemp()) / "run"
 method = replace(METHODS["cnn-gp-sorf"], n_rf=512)
-train(Run(method, backbone, source="digits", steps=200, learning_rate=1e-2, schedule="one-cycle"), folder)
-scores = evaluate(folder, samples=10).summary["scores"]
-print({name: round(value, 4) for name, value in scores.items()})
-assert scores["err"] < 0.3
+classifier = calgp.train(
+    "digits", out=out, method=method, backbone=backbone, steps=600, learning_rate=1e-2, schedule="one-cycle"
+)
+scores = classifier.evaluate().scores
+print(scores)
+assert scores.err < 0.3
 
 # %% [markdown]
 # A run folder holds the name "residual", and no code. Where it is loaded, give a network of the same kind first:
@@ -77,10 +69,10 @@ assert scores["err"] < 0.3
 # cost little more than one. The names of the parameters are still those of the network.
 
 # %%
-network.load_state_dict(folder.model().features.network.state_dict(), strict=False)  # all but the classifier
+network.load_state_dict(classifier.model.features.network.state_dict(), strict=False)  # all but the classifier
 frozen = wrap(network, mask="none", freeze=True).build(Task(1, 28, 28, classes=10), Masking())
 images, test = load("digits", "train"), load("digits", "test")
-model = Headed(frozen, RandomFeatureGP(frozen.out_features, 10, n_rf=512))
+model = FeaturesWithHead(frozen, RandomFeatureGP(frozen.out_features, 10, n_rf=512))
 bound = Bound(model, n=len(images))
 optimiser = torch.optim.Adam(model.head.parameters(), lr=1e-2)
 for _ in range(150):
@@ -89,7 +81,7 @@ for _ in range(150):
     optimiser.zero_grad()
     (nll + kl).backward()
     optimiser.step()
-predictive = predict(model, test.pixels(), samples=50, seed=0)
+predictive = predict(model, test.pixels(), passes=50, seed=0)
 accuracy = (predictive.labels == test.y).float().mean().item()
 print(f"accuracy {accuracy:.3f}, mean entropy {predictive.entropy.mean():.3f}")
 assert accuracy > 0.7

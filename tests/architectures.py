@@ -1,14 +1,25 @@
-"""Real architectures of other libraries, small and with random weights, for images of 1 × 28 × 28.
+"""Real architectures of other libraries, with random weights.
 
-`ARCHITECTURES` has, by name, a function that makes the network, and how many of its layers are masked when all but the
-first are. transformers is among the test dependencies; torchvision and timm are tried where they import (`OPTIONAL`).
+`ARCHITECTURES` are small ones of transformers for images of 1 × 28 × 28: by name, a function that makes the network,
+and how many of its layers are masked when all but the first are. `ZOO` are those of timm and torchvision.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from calgp.errors import CalgpError
+from calgp.gp import Masking
+from calgp.nets import Task, WrappedFeatures
+from calgp.nets.wrap import wrap
 
 
 class Architecture(NamedTuple):
@@ -31,26 +42,6 @@ def _transformers(name: str, **config) -> Callable[[], nn.Module]:
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
         return network
-
-    return make
-
-
-def _torchvision(name: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import torchvision
-
-        torch.manual_seed(0)
-        return getattr(torchvision.models, name)(num_classes=7).eval()
-
-    return make
-
-
-def _timm(name: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import timm
-
-        torch.manual_seed(0)
-        return timm.create_model(name, num_classes=7).eval()
 
     return make
 
@@ -102,11 +93,124 @@ ARCHITECTURES = {
     ),
 }  # fmt: skip
 
-OPTIONAL = {  # for images of 3 × 64 × 64
-    f"{library}-{name}": (library, make(name))
-    for library, make, names in (
-        ("torchvision", _torchvision, ("resnet18", "convnext_tiny", "mobilenet_v2", "efficientnet_b0")),
-        ("timm", _timm, ("resnet18", "convnext_atto", "mobilenetv2_050", "efficientnet_b0")),
-    )
-    for name in names
-}
+
+class Entry(NamedTuple):
+    """A network of timm or torchvision, with random weights, for square images of three channels."""
+
+    library: str
+    name: str
+    size: int  # of the images
+    width: int  # of the features
+    remedies: tuple[str, ...] = ()  # how it is refused, in order: for each the option that the refusal names
+    options: Mapping[str, Any] = MappingProxyType({})  # of its function
+
+    def make(self, **options: Any) -> nn.Module:
+        torch.manual_seed(0)
+        options = {"num_classes": 7, **self.options, **options}
+        if self.library == "timm":
+            return library("timm").create_model(self.name, **options).eval()
+        return getattr(library("torchvision").models, self.name)(**options).eval()
+
+
+UNMASKED, FEATURES, HEADLESS = "unmasked", "features", "num_classes=0"
+PLAIN = {"init_weights": False}
+ZOO = [
+    Entry("torchvision", "resnet18", 32, 512),
+    Entry("torchvision", "resnext50_32x4d", 32, 2048),
+    Entry("torchvision", "densenet121", 32, 1024),
+    Entry("torchvision", "vgg11", 32, 4096),
+    Entry("torchvision", "alexnet", 64, 4096),
+    Entry("torchvision", "googlenet", 32, 1024, options=PLAIN),
+    Entry("torchvision", "inception_v3", 80, 2048, options=PLAIN),
+    Entry("torchvision", "mobilenet_v2", 32, 1280),
+    Entry("torchvision", "mobilenet_v3_small", 32, 1024),
+    Entry("torchvision", "shufflenet_v2_x0_5", 32, 1024),
+    Entry("torchvision", "squeezenet1_1", 64, 512, (FEATURES,)),
+    Entry("torchvision", "mnasnet0_5", 32, 1280),
+    Entry("torchvision", "efficientnet_b0", 32, 1280),
+    Entry("torchvision", "regnet_y_400mf", 32, 440),
+    Entry("torchvision", "convnext_tiny", 32, 768),
+    Entry("torchvision", "vit_b_16", 32, 768, (UNMASKED,), {"image_size": 32}),
+    Entry("torchvision", "swin_t", 64, 768, (UNMASKED,)),
+    Entry("torchvision", "swin_v2_t", 64, 768, (UNMASKED,)),
+    Entry("timm", "resnet18", 32, 512),
+    Entry("timm", "resnetv2_50", 32, 2048),
+    Entry("timm", "vit_tiny_patch16_224", 32, 192, options={"img_size": 32}),
+    Entry("timm", "vit_small_patch14_dinov2", 28, 384, options={"img_size": 28}),
+    Entry("timm", "vit_base_patch16_siglip_224", 32, 768, (UNMASKED,), {"img_size": 32}),
+    Entry("timm", "deit_tiny_patch16_224", 32, 192, options={"img_size": 32}),
+    Entry("timm", "deit_tiny_distilled_patch16_224", 32, 192, (HEADLESS,), {"img_size": 32}),
+    Entry("timm", "eva02_tiny_patch14_224", 28, 192, (UNMASKED,), {"img_size": 28}),
+    Entry("timm", "beit_base_patch16_224", 32, 768, (UNMASKED,), {"img_size": 32}),
+    Entry("timm", "cait_xxs24_224", 32, 192, (UNMASKED,), {"img_size": 32}),
+    Entry("timm", "xcit_nano_12_p16_224", 32, 128, (UNMASKED,), {"img_size": 32}),
+    Entry("timm", "swin_tiny_patch4_window7_224", 56, 768, options={"img_size": 56}),
+    Entry("timm", "swinv2_tiny_window8_256", 64, 768, (UNMASKED,), {"img_size": 64}),
+    Entry("timm", "maxvit_tiny_tf_224", 64, 512, options={"img_size": 64}),
+    Entry("timm", "maxvit_rmlp_pico_rw_256", 64, 256, (UNMASKED,), {"img_size": 64}),
+    Entry("timm", "coatnet_0_rw_224", 64, 768, options={"img_size": 64}),
+    Entry("timm", "coatnet_rmlp_nano_rw_224", 64, 512, (UNMASKED,), {"img_size": 64}),
+    Entry("timm", "mixer_s32_224", 64, 512, options={"img_size": 64}),
+    Entry("timm", "levit_128s", 64, 384, (HEADLESS,), {"img_size": 64}),
+    Entry("timm", "efficientformer_l1", 224, 448, (HEADLESS,)),
+    Entry("timm", "edgenext_xx_small", 64, 168, (UNMASKED,)),
+    Entry("timm", "mobilevit_xxs", 64, 320),
+    Entry("timm", "mvitv2_tiny", 64, 768, options={"img_size": 64}),
+    Entry("timm", "volo_d1_224", 64, 384, (HEADLESS, UNMASKED), {"img_size": 64}),
+    Entry("timm", "repvgg_a0", 32, 1280),
+    Entry("timm", "hrnet_w18_small", 32, 2048),
+    Entry("timm", "nfnet_l0", 32, 2304),
+    Entry("timm", "tf_efficientnet_lite0", 32, 1280),
+    Entry("timm", "convnextv2_atto", 32, 320),
+]
+
+
+class Followed(NamedTuple):
+    """A network that is wrapped with what its refusals say."""
+
+    network: nn.Module
+    options: dict[str, Any]  # of `wrap`
+    remedies: tuple[str, ...]
+    features: WrappedFeatures
+
+
+def follow_remedies(entry: Entry, task: Task) -> Followed:
+    """Wraps a network; where that is refused, does what the refusal says, and tries again."""
+    network, options, remedies = entry.make(), {}, []
+    while True:
+        try:
+            features = wrap(network, name=entry.name, **options).build(task, Masking())
+            return Followed(network, options, tuple(remedies), features)
+        except CalgpError as refusal:
+            if unmasked := re.search(r"unmasked=(\[.*?\])", str(refusal)):
+                kind, options[UNMASKED] = UNMASKED, ast.literal_eval(unmasked[1])
+            elif entry.library == "timm" and "(timm: num_classes=0)" in str(refusal):
+                kind, network = HEADLESS, entry.make(num_classes=0)
+            elif named := re.search(r"features='([^'…]+)'\.$", str(refusal)):
+                kind, options[FEATURES] = FEATURES, named[1]
+            else:
+                raise
+            if kind in remedies:
+                raise
+            remedies.append(kind)
+
+
+_OPERATORS: list[torch.library.Library] = []
+
+
+def library(name: str) -> Any:
+    """timm or torchvision: the environment's own, or from its folder `networks`, where the Makefile puts them.
+
+    torchvision's wheel may be made for another build of torch. Then its operators are missing, which no network here
+    needs, and whatever looks for torchvision fails with it: so it has a folder of its own.
+    """
+    place = str(Path(sys.prefix) / "networks")
+    if place not in sys.path:
+        sys.path.append(place)
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        _OPERATORS.append(torch.library.Library("torchvision", "DEF"))
+        for operator in ("nms", "qnms"):
+            _OPERATORS[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module(name)

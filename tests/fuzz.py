@@ -211,13 +211,14 @@ def readers(folder: Path) -> list[Reader]:
 
 
 def data_readers(folder: Path) -> list[Reader]:
-    from calgp.data.decode import read_picture
-    from calgp.data.fetch import Published, Remote, _unpacked
+    from calgp.data.decode import read_image
+    from calgp.data.downloads import Published, RemoteFile
+    from calgp.data.downloads import unpack as unpack_archive
+    from calgp.data.files import FileNames
     from calgp.data.formats import read_cifar_binary, read_cifar_names, read_cifar_pickle, read_idx
     from calgp.data.formats import read_lines as read_names
-    from calgp.data.shards import Members, scan
+    from calgp.data.shard_index import ShardFiles, index_shard
     from calgp.data.sources import SOURCES
-    from calgp.data.streaming import Names
 
     file = folder / "file"
     chance = np.random.default_rng(0)
@@ -235,10 +236,10 @@ def data_readers(folder: Path) -> list[Reader]:
         return reading
 
     def read_shard(path: Path) -> object:
-        index = scan(path)
-        places, names = np.zeros(1, np.int64), Names(index.joined, index.ends)
-        members = Members(names, index.lengths, (path,), places, index.offsets, torch.from_numpy(index.labels))
-        return [read_picture(members.open(i), name=names[i], size=8, colour="rgb") for i in range(len(names))]
+        index = index_shard(path)
+        starts, names = np.zeros(1, np.int64), FileNames(index.joined.tobytes(), index.ends)
+        files = ShardFiles(names, index.lengths, torch.from_numpy(index.labels), (path,), starts, index.offsets)
+        return [read_image(files.open(i), name=names[i], size=8, colour="rgb") for i in range(len(names))]
 
     mnist = folder / "sets" / "MNIST" / "raw"
     mnist.mkdir(parents=True)
@@ -250,13 +251,13 @@ def data_readers(folder: Path) -> list[Reader]:
 
     aside = folder / "aside"
     aside.mkdir()
-    published = Published("", (Remote("a.tar.gz", 0, ""),), "set", ("meta", "train"))
+    published = Published("", (RemoteFile("a.tar.gz", 0, ""),), "set", ("meta", "train"))
 
     def unpack(data: bytes) -> object:
         (aside / "a.tar.gz").write_bytes(data)
         before = {path.name for path in folder.iterdir()}
         try:
-            return _unpacked(published, aside)
+            return unpack_archive(published, aside)
         finally:
             written = {path.name for path in aside.iterdir()} - {"a.tar.gz", "meta", "train"}
             if written or {path.name for path in folder.iterdir()} != before:
@@ -288,7 +289,7 @@ def data_readers(folder: Path) -> list[Reader]:
             Reader(
                 form,
                 pictures(form),
-                on_file(lambda path: read_picture(path, name="it", size=8, colour="rgb")),
+                on_file(lambda path: read_image(path, name="it", size=8, colour="rgb")),
                 mutate_bytes,
                 2 if form in ("PNG", "TIFF") else 1,
             )
@@ -355,10 +356,15 @@ def run_readers(folder: Path) -> list[Reader]:
     from lightning_fabric import Fabric
 
     from calgp import calibration, runs
-    from calgp.cli.shared import run_options
+    from calgp.cli.flags import run_options
+    from calgp.gp import Predictive
     from calgp.report import write_report
+    from calgp.runs.checkpoint import LoadedCheckpoint
+    from calgp.runs.decision_metrics import decide_on
+    from calgp.runs.evaluation import columns_of
     from calgp.runs.folder import build
     from calgp.runs.image_scores import image_scores, image_scores_name, packed
+    from calgp.runs.loop import make_optimiser
 
     fabric = Fabric(accelerator="cpu", devices=1)
     tiny = {
@@ -366,19 +372,19 @@ def run_readers(folder: Path) -> list[Reader]:
         "train_size": 50, "holdout": 0.2, "steps": 20, "batch_size": 10,
     }  # fmt: skip
     run = runs.RunFolder(folder / "run")
-    model = runs.train(runs.from_json(tiny), run, fabric)
-    runs.evaluate(run, fabric, samples=2)
-    runs.evaluate(run, fabric, source="letters", samples=2)
+    classifier = runs.train_run(runs.from_json(tiny), run, fabric)
+    classifier.evaluate(passes=2)
+    classifier.evaluate("letters", passes=2)
     other = runs.RunFolder(folder / "other")
     shutil.copytree(run.path, other.path)
     both = runs.RunFolder(folder / "both")
     runs.ensemble([run, other], both)
-    runs.calibrate(run, fabric, samples=2, share=0.5)
-    runs.decide(run, fabric, error=0.9, confidence=None, coverage=0.5, samples=2)
+    classifier.calibrate(passes=2, share=0.5)
+    classifier.decide(error=0.9, confidence=None, coverage=0.5, passes=2)
     begun = runs.RunFolder(folder / "begun")
     begun.path.mkdir()
     shutil.copy(run.path / "run.json", begun.path)
-    write_checkpoint(begun, model)
+    write_checkpoint(begun, classifier.model)
     scores = [run.path / f"scores-{name}.json" for name in ("digits", "letters")]
     log = (run.path / "log.jsonl").read_bytes()
     predicted = run.path / run.predictions_name("digits")
@@ -399,8 +405,12 @@ def run_readers(folder: Path) -> list[Reader]:
         return reading
 
     def resume() -> object:
+        """What resuming reads of a checkpoint, without the images."""
         card = begun.card()
-        return resumed(begun, build(card.run, card.task))
+        checkpoint, model = LoadedCheckpoint.of(begun, card), build(card.run, card.task)
+        checkpoint.restore_model(model, begun.path)
+        checkpoint.restore_optimiser(make_optimiser(card.run, model))
+        return range(checkpoint.progress.step), checkpoint.stopping(card.run)
 
     def toml(data: bytes) -> object:
         (folder / "run.toml").write_bytes(data)
@@ -421,28 +431,28 @@ def run_readers(folder: Path) -> list[Reader]:
 
     def decided() -> object:
         """As `evaluate` does with images of the run's ten classes."""
-        found = run.decider(calibrated=True)
         log_probs = torch.linspace(-1, 1, 40).view(4, 10).log_softmax(1)
-        if found is not None and found.selection is not None:
-            found.selection.abstains(log_probs.amax(1))
-        return found and found.sets and found.sets.apply(log_probs, torch.full((4,), 0.5))
+        part = Predictive(log_probs, torch.zeros(4), torch.zeros(4, 10), 1)
+        fitted = run.decisions()
+        x = torch.zeros(4, 1, 28, 28, dtype=torch.uint8)
+        return fitted and decide_on(fitted.decisions, columns_of(part), part.log_probs, x)
 
     def compared() -> object:
         return run.evaluations(), runs.compare([run])
 
-    def columns_of() -> object:
-        return run.predictions("digits")
+    def read_columns() -> object:
+        return run.predictions("digits", None, classes=10)
 
     plain = runs.RunFolder(folder / "small")  # small results of the run as it was before it was calibrated
     plain.path.mkdir()
     shutil.copy(run.path / "run.json", plain.path)
-    told = {"inside": run.evaluation("digits"), "outside": run.evaluation("letters")}
-    small = {name: packed(image_scores(run, each)) for name, each in told.items()}
-    for name, each in told.items():
+    found = {"inside": run.evaluation("digits"), "outside": run.evaluation("letters")}
+    small = {name: packed(image_scores(run, each)) for name, each in found.items()}
+    for name, each in found.items():
         (plain.path / image_scores_name(plain, each)).write_bytes(small[name])
 
     def kept(name: str) -> Callable[[bytes], object]:
-        return of(plain, image_scores_name(plain, told[name]), lambda: image_scores(plain, told[name]))
+        return of(plain, image_scores_name(plain, found[name]), lambda: image_scores(plain, found[name]))
 
     own = scores[0].name
     return [
@@ -450,7 +460,7 @@ def run_readers(folder: Path) -> list[Reader]:
         Reader("run.json", (described,), of(run, "run.json", run.card), mutate_json, 4),
         Reader("run.json, model", variants(described), of(run, "run.json", run.model), mutate_json, 2),
         Reader("run.json, ensemble", (listed,), of(both, "run.json", both.model), mutate_json),
-        Reader("calibration.json", (fitted_here,), of(run, "calibration.json", run.calibrator), mutate_json, 2),
+        Reader("calibration.json", (fitted_here,), of(run, "calibration.json", run.calibration), mutate_json, 2),
         Reader("decisions.json", (decided_here,), of(run, "decisions.json", decided), mutate_json, 2),
         Reader("calibrators", fitted, lambda data: calibration.from_json(_loaded(data)), mutate_json),
         Reader("scores-*.json", evaluated, of(run, own, compared), mutate_json, 2),
@@ -460,7 +470,7 @@ def run_readers(folder: Path) -> list[Reader]:
             "checkpoint.safetensors", (tensors["checkpoint"],), of(begun, "checkpoint.safetensors", resume),
             mutate_tensors, 3,
         ),
-        Reader("predictions", (columns,), of(run, predicted.name, columns_of), mutate_tensors, 2),
+        Reader("predictions", (columns,), of(run, predicted.name, read_columns), mutate_tensors, 2),
         Reader("run.toml", (TOML,), toml, mutate_bytes, 2),
         Reader("report of scores", evaluated[:1], of(run, own, report), mutate_json, 0.004),
         Reader("report of predictions", (columns,), of(run, predicted.name, report), mutate_tensors, 0.004),
@@ -489,21 +499,6 @@ def write_checkpoint(folder: Any, model: Any) -> None:
         tensors |= {f"optimiser.{index}.{name}": torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         tensors[f"optimiser.{index}.step"] = torch.tensor(5.0)
     folder.write_tensors("checkpoint.safetensors", tensors, {"step": 5})
-
-
-def resumed(folder: Any, model: Any) -> object:
-    """What resuming reads of a checkpoint, without the images."""
-    from calgp.runs.folder import load_state
-
-    tensors = folder.tensors("checkpoint.safetensors")
-    state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    load_state(model, state, folder.path)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for name, value in tensors.items():
-        if name.startswith("optimiser."):
-            _, index, kind = name.split(".", 2)
-            torch.empty_like(parameters[int(index)] if kind != "step" else value).copy_(value)
-    return range(int(folder.metadata("checkpoint.safetensors")["step"]))
 
 
 def variants(described: bytes) -> list[bytes]:
@@ -575,8 +570,8 @@ def fuzz(reader: Reader, files: int, seed: int, keep: Path) -> Tally:
             if len(str(error)) > 3000 or not str(error):
                 tally.failures.append(_failure(reader, number, data, keep, f"a message of {len(str(error))} letters"))
         except Exception as error:  # what must never come
-            told = "".join(traceback.format_exception(error)[-3:])
-            tally.failures.append(_failure(reader, number, data, keep, told))
+            trace = "".join(traceback.format_exception(error)[-3:])
+            tally.failures.append(_failure(reader, number, data, keep, trace))
         faulthandler.cancel_dump_traceback_later()
         tally.files += 1
         tally.slowest = max(tally.slowest, time.perf_counter() - began)

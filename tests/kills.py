@@ -37,10 +37,11 @@ from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
 from calgp.data import load
-from calgp.experiments import Cell, Where, run_missing
+from calgp.experiments import Cell, Paths, run_missing
 from calgp.experiments.scales import MNIST
-from calgp.runs import Run, RunFolder, evaluate, from_json, train, training
+from calgp.runs import Run, RunFolder, from_json, train_run, training
 from calgp.runs.writing import LOCK, PART
+from folders import evaluate
 
 OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "tempfile.mkstemp"}
 PATIENCE = 300.0  # seconds that an attempt may take on a busy machine
@@ -73,7 +74,7 @@ def training_of(run: Run) -> Callable[[Path], None]:
         folder = RunFolder(path / "run")
         begun = (folder.path / "run.json").is_file()
         if not folder.finished or folder.interrupted:
-            train(run, folder, fabric(), resume=begun, checkpoint_seconds=0.0)
+            train_run(run, folder, fabric(), resume=begun, checkpoint_seconds=0.0)
 
     return work
 
@@ -85,12 +86,12 @@ def evaluation(path: Path) -> None:
         name = folder.path / f"scores-{source}.json"
         if not name.is_file():
             images = load(source, "test", size=14).take(torch.arange(100))
-            evaluate(folder, fabric(), source=source, images=images, samples=20)
+            evaluate(folder, fabric(), source=source, images=images, passes=20)
 
 
 def reproduction(path: Path) -> None:
     training.CHECKPOINT_SECONDS = 0.0
-    failures = run_missing([CELL], Where(path / "runs", keep=path / "kept"))
+    failures = run_missing([CELL], Paths(path / "runs", keep=path / "kept"))
     if failures:
         raise RuntimeError(str(failures))
 

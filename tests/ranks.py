@@ -23,7 +23,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from calgp.gp import Bound, Noise, NumericalError
 from calgp.methods import METHODS
 from calgp.nets import Task
-from calgp.runs import Interrupted, Run, RunFolder, TrainingData, evaluate, fit, from_json, open_device, train
-from calgp.runs.folder import build
+from calgp.runs import Interrupted, Run, RunFolder, TrainingData, fit, from_json, open_device, train_run
+from calgp.runs.folder import CHECKPOINT, build
+from calgp.runs.loop import make_optimiser
 from calgp.runs.ranks import share
-from calgp.runs.training import make_optimiser
+from folders import evaluate, metadata, tensors
 
 LENET = {"name": "lenet", "channels": [2, 4], "hidden": [8]}
 RESNET = {"name": "resnet", "n": 1, "widths": [2, 2, 4], "pad_to": 16}
@@ -63,6 +64,12 @@ METHOD = {
     "holdout": 0.25,
     "optimiser": "sgd",
 }  # linear in the gradient: rounding stays small
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "one pass": {"passes": 1},
+    "passes": {"passes": 4, "engine": "moments"},
+    "samples": {"passes": 4, "engine": "samples"},
+}
 
 
 def launch(ranks: int, restarts: int, do: Any, *arguments: Any) -> None:
@@ -108,28 +115,42 @@ def check(place: Path) -> None:
         found["sharded"] = sharded_gradients(double)
     stopped = RunFolder(folders / "stopped")
     try:
-        train(EVERYTHING, stopped, double, watch=lambda step: terminated(step.step == 4 and rank == ranks - 1))
+        train_run(EVERYTHING, stopped, double, watch=lambda step: terminated(step.step == 4 and rank == ranks - 1))
     except Interrupted as error:
         found["stopped"] = str(error)
     # evaluation in single precision: its bits are compared
     single = double if ranks > 1 else open_device("cpu")
     folder = RunFolder(place / "trained")
     if ranks == 1:
-        train(small(steps=20), folder, single)
-    shutil.copytree(folder.path, folders / "evaluated", dirs_exist_ok=True) if rank == 0 else None
-    single.barrier()
-    found["scores"] = evaluate(RunFolder(folders / "evaluated"), single, samples=4).summary["scores"]
+        train_run(small(steps=20), folder, single)
+    for name, how in ENGINES.items():
+        evaluated = folders / f"evaluated by {name}"
+        shutil.copytree(folder.path, evaluated, dirs_exist_ok=True) if rank == 0 else None
+        single.barrier()
+        found[f"scores by {name}"] = asdict(evaluate(RunFolder(evaluated), single, **how).own.scores)
     torch.save(found, place / f"{ranks}-{rank}.pt")
 
 
 def trained(run: Run, path: Path, fabric: Any, **options: Any) -> dict[str, Any]:
+    """Curves of a training, and the weights of this rank in the precision that it trained in."""
     steps: list[Any] = []
-    model = train(run, RunFolder(path), fabric, watch=steps.append, **options)
+    models: list[Any] = []
+    setup = fabric.setup
+
+    def remember(bound: Bound, optimiser: Any) -> Any:
+        models.append(bound.model)
+        return setup(bound, optimiser)
+
+    fabric.setup = remember
+    try:
+        train_run(run, RunFolder(path), fabric, watch=steps.append, **options)
+    finally:
+        fabric.setup = setup
     return {
         "nll": [step.nll.item() for step in steps],
         "kl": [step.kl.item() for step in steps],
         "skipped": [step.skipped for step in steps],
-        "state": model.state_dict(),
+        "state": models[0].state_dict(),
     }
 
 
@@ -231,7 +252,7 @@ def kill(place: Path, kills: int, seed: int) -> dict[str, Any]:
     (place / "pids").mkdir(parents=True)
     launch(2, 0, command, ["train", "--out", str(place / "whole"), *KILLED.split()], str(place / "pids"))
     seconds = time.time() - (place / "pids" / "0-0").stat().st_mtime
-    whole = RunFolder(place / "whole").tensors("model.safetensors")
+    whole = tensors(RunFolder(place / "whole"), "model.safetensors")
     told: dict[str, Any] = {"kills": 0, "trainings": 0, "killed ranks": [0, 0], "steps at hand": []}
     while told["kills"] < kills:
         path, pids = place / f"killed{told['trainings']}", place / f"pids{told['trainings']}"
@@ -245,10 +266,10 @@ def kill(place: Path, kills: int, seed: int) -> dict[str, Any]:
         seconds = seconds if told["kills"] > before else seconds / 2  # the machine is faster now
         folder = RunFolder(path)
         assert folder.finished and not folder.interrupted
-        found = folder.tensors("model.safetensors")
+        found = tensors(folder, "model.safetensors")
         different = [name for name in whole if not found[name].equal(whole[name])]
         assert not different, f"after kills {different} are not what they are without"
-        assert [r["step"] for r in folder.log()] == [r["step"] for r in RunFolder(place / "whole").log()]
+        assert [r.step for r in folder.log()] == [r.step for r in RunFolder(place / "whole").log()]
         told["trainings"] += 1
         shutil.rmtree(path)
     return told
@@ -269,10 +290,8 @@ def murder(path: Path, pids: Path, draw: random.Random, seconds: float, most: in
             os.kill(int(victim.read_text()), signal.SIGKILL)
         told["kills"] += 1
         told["killed ranks"][rank] += 1
-        checkpoint = RunFolder(path)
-        told["steps at hand"].append(
-            checkpoint.metadata("checkpoint.safetensors")["step"] if checkpoint.interrupted else None
-        )
+        folder = RunFolder(path)
+        told["steps at hand"].append(metadata(folder, CHECKPOINT)["step"] if folder.interrupted else None)
 
 
 def main() -> None:

@@ -151,11 +151,28 @@ def patch_cross_covariance(image, z, w, side, channels, sigma, lengthscale):
 
 
 def hadamard(d):
-    """The ±1 matrix by Sylvester's construction."""
+    """The symmetric ±1 matrix: Paley's of order m = 1, 12, 20 or 28, times Sylvester's of order d / m."""
+    m = next(m for m in (1, 12, 20, 28) if d % m == 0 and (d // m).bit_count() == 1)
     h = np.ones((1, 1))
-    while len(h) < d:
+    while len(h) < d // m:
         h = np.block([[h, h], [h, -h]])
-    return h
+    return np.kron(paley(m), h)
+
+
+def paley(m):
+    """Paley's Hadamard matrices; the Legendre symbol by Euler's criterion, a^((q−1)/2) mod q."""
+    if m == 1:
+        return np.ones((1, 1))
+    q = 13 if m == 28 else m - 1
+    legendre = np.array([0, *(1 if pow(a, (q - 1) // 2, q) == 1 else -1 for a in range(1, q))])
+    a = np.arange(q)
+    if m < 28:
+        core = legendre[(a[:, None] + a) % q] - (a[:, None] == -a % q)
+        return np.pad(core, ((1, 0), (1, 0)), constant_values=1)
+    conference = np.pad(legendre[(a[:, None] - a) % q], ((1, 0), (1, 0)), constant_values=1)
+    conference[0, 0] = 0
+    one = np.eye(q + 1)
+    return np.block([[conference + one, conference - one], [conference - one, -conference - one]])
 
 
 def sorf(signs, n_rf):

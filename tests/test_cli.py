@@ -10,18 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
 from calgp import cli
-from calgp.cli.offering import DEMO
 from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.experiments.tune import read_log
 from calgp.methods import METHODS
+from calgp.nets import BACKBONES
 from calgp.runs import RunFolder
+from folders import tensors
 
 SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
+
+WITHOUT_HOLDOUT = Path(__file__).parent / "golden" / "sampled"  # a run of an earlier version
 
 
 @pytest.fixture
@@ -84,6 +87,56 @@ def test_every_command_has_help_with_an_example(run_cli):
         assert f"Example: calgp {command}" in " ".join(output.split()), command
 
 
+def test_help_says_every_default():
+    group = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        for each in command.params:
+            said = isinstance(each.show_default, str) or "[default: " in (each.help or "")
+            is_switch = getattr(each, "is_flag", False)
+            assert said or is_switch or each.required or each.default is not None, (name, each.name)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["train", "--lr", "0"], ["train", "--lrr", "1"],
+                                       ["evaluate", "nowhere"]])  # fmt: skip
+def test_help_and_mistakes_need_no_torch(arguments, tmp_path):
+    """So that they are there at once: torch takes a second or more to import."""
+    script = (
+        "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+        f"sys.argv = ['calgp', *{arguments}]; from calgp.cli import main; main()"
+    )
+    found = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert found.stdout.splitlines()[-1] == "False", found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("train --sch", "--schedule"),
+        ("train --schedule o", "one-cycle"),
+        ("sweep --method cnn-m", "cnn-mcd"),
+        ("tune digits --backbone r", "resnet"),
+        ("train --source not", "notmnist"),
+    ],
+)
+def test_the_shell_is_offered_flags_words_and_names(words, offered):
+    environment = {"_CALGP_COMPLETE": "complete_bash", "COMP_WORDS": f"calgp {words}",
+                   "COMP_CWORD": str(len(words.split()))}  # fmt: skip
+    assert CliRunner().invoke(cli.app, [], prog_name="calgp", env=environment).output.split() == [offered]
+
+
+def test_a_path_that_is_not_there_is_answered_by_the_nearest_one(run_cli, cli_run, tmp_path):
+    shutil.copytree(cli_run, tmp_path / "mnist")
+    Path("digit.png").write_bytes(b"")
+    Path("run.toml").write_text("")
+    for arguments, near in (
+        (["evaluate", "mnst"], "mnist"), (["train", "--resume", "mnits"], "mnist"), (["compare", "minst"], "mnist"),
+        (["predict", "shipped", "digits.png"], "digit.png"), (["train", "--config", "runs.toml"], "run.toml"),
+        (["train", "--source", "folder:mnits"], "mnist"),
+    ):  # fmt: skip
+        status, output = run_cli(*arguments)
+        assert status == 1 and output.endswith(f"did you mean {near}?"), output
+
+
 def test_a_folder_is_written_to_shards_and_trained_on(run_cli):
     images = load("digits", "train")
     for i in range(120):
@@ -96,9 +149,9 @@ def test_a_folder_is_written_to_shards_and_trained_on(run_cli):
     status, output = run_cli("train", "--source", "shards:shards", *small, "--workers", "1", "--out", "run")
     assert status == 0 and run_cli("evaluate", "run", "-S", "2")[0] == 0
     status, output = run_cli("train", "--source", "stream:digits", *small, "--workers", "-1")
-    assert status == 1 and "workers='-1' cannot be; it is a number of processes" in output
+    assert status == 1 and "Invalid workers=-1: must be a number of processes" in output
     assert run_cli("shard", "digits", "--out", "shards")[1].endswith("is not empty; write shards into a new folder.")
-    assert "does not exist" in run_cli("shard", "none", "--out", "other")[1]
+    assert run_cli("shard", "digit", "--out", "other")[1] == "There is no image folder digit; did you mean digits?"
     assert not Path("other").exists()
 
 
@@ -147,11 +200,11 @@ def test_resume_begins_again_where_there_is_no_checkpoint_yet(run_cli, cli_run, 
     """And with the precision that the run was begun with, whatever the command says nothing about."""
     shutil.copytree(cli_run, tmp_path / "copy")
     folder = RunFolder(tmp_path / "copy")
-    whole = folder.tensors("model.safetensors")  # the header has its two entries in any order
+    whole = tensors(folder, "model.safetensors")  # the header has its two entries in any order
     folder.remove("model.safetensors")
     status, output = run_cli("train", "--resume", "copy", "--checkpoint-seconds", "0.5")
     assert status == 0, output
-    again = folder.tensors("model.safetensors")
+    again = tensors(folder, "model.safetensors")
     assert again.keys() == whole.keys() and all(value.equal(again[name]) for name, value in whole.items())
 
 
@@ -208,10 +261,10 @@ def test_corrupted_images_depend_on_their_own_seed_alone(run_cli, cli_run, tmp_p
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--corrupt", "fog:1"], "no corruption 'fog'"),
+        (["--corrupt", "fog:1"], "Invalid corruption 'fog'"),
         (["--corrupt", "noise:0"], "severity=0"),
         (["--corrupt", "noise:much"], "KIND:SEVERITY"),
-        (["--corrupt", "noise:1", "--corrupt-seed", "-1"], "seed -1"),
+        (["--corrupt", "noise:1", "--corrupt-seed", "-1"], "seed=-1"),
     ],
 )
 def test_corruptions_that_cannot_be_are_refused(run_cli, cli_run, options, says):
@@ -225,7 +278,11 @@ def test_methods_and_sources_are_listed(run_cli):
     listed = run_cli("methods")[1].splitlines()
     assert [line.split()[0] for line in listed[: len(METHODS)]] == list(METHODS)  # one line each
     one = run_cli("methods", "gpdnn")[1]
-    assert "--set method.inducing=200" in one and "k-means" in one
+    assert re.search(r"method.inducing +200 +M, how many inducing points\.", one) and "k-means" in one
+    assert re.search(r"method.kernel +rbf .*rbf\|arc-cosine-1", one)
+    assert re.search(r"backbone.widths +16,32,64 +Channels of the stages\.", run_cli("backbones", "resnet")[1])
+    listed = run_cli("backbones")[1].splitlines()
+    assert [line.split()[0] for line in listed[: len(BACKBONES)]] == list(BACKBONES)
     status, output = run_cli("methods", "svm")
     assert status == 1 and "no method 'svm'" in output and "gpdnn-mcd" in output
     status, output = run_cli("sources", "--json")
@@ -261,7 +318,7 @@ def test_train_has_flags_for_images_of_ones_own(run_cli):
     assert run.class_weights == (1, 2, 1, 1, 1, 1, 1, 1, 1, 0.5) and run.augment == ("crop", "flip") and run.crop == 2
     assert run.normalise == "standard" and run.patience == 3
     assert run_cli("train", "--class-weights", "even")[0] == 1
-    assert "input should be 'flip' or 'crop'" in run_cli("train", "--augment", "rotate")[1]
+    assert "augment='rotate': must be flip or crop" in run_cli("train", "--augment", "rotate")[1]
 
 
 def test_a_default_run_folder_never_overwrites(run_cli):
@@ -314,23 +371,23 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["train", "--checkpoint-seconds", "-1"], "checkpoint_seconds=-1"),
         (["verify", "nowhere"], "no run folder"),
         (["evaluate", "nowhere"], "no run folder"),
-        (["evaluate", "shipped", "-S", "0"], "samples=0"),
+        (["evaluate", "shipped", "-S", "0"], "passes=0"),
         (["evaluate", "shipped", "--source", "folder:nowhere"], "nowhere"),
-        (["predict", "shipped", "nothing.png"], "does not exist"),
+        (["predict", "shipped", "nothing.png"], "There is no image nothing.png"),
         (["calibrate", "nowhere"], "no run folder"),
-        (["calibrate", "shipped"], r"no held-out images.*--holdout 0\.1"),
+        (["calibrate", str(WITHOUT_HOLDOUT)], r"no held-out images.*--holdout 0\.1"),
         (["calibrate", "shipped", "--calibrator", "magic"], "temperature, vector, platt, isotonic"),
-        (["calibrate", "shipped", "-S", "0"], "samples=0"),
+        (["calibrate", "shipped", "-S", "0"], "passes=0"),
         (["calibrate", "shipped", "--share", "2"], "share=2"),
         (["decide", "nowhere", "--error", "0.1"], "no run folder"),
         (["decide", "shipped"], "Nothing was asked for"),
-        (["decide", "shipped", "--error", "0.1"], r"no held-out images.*--holdout 0\.1"),
+        (["decide", str(WITHOUT_HOLDOUT), "--error", "0.1"], r"no held-out images.*--holdout 0\.1"),
         (["decide", "shipped", "--error", "nan"], "error=nan"),
         (["decide", "shipped", "--error", "0.1", "--confidence", "1"], "confidence=1"),
         (["decide", "shipped", "--error", "0.1", "--score", "luck"], "confidence, entropy, mutual-information"),
         (["decide", "shipped", "--coverage", "90"], "coverage=90"),
         (["decide", "shipped", "--coverage", "0.9", "--sets", "raps"], "lac, aps, aps-plain"),
-        (["decide", "shipped", "--coverage", "0.9", "-S", "0"], "samples=0"),
+        (["decide", "shipped", "--coverage", "0.9", "-S", "0"], "passes=0"),
         (["train", "--method", "cnn-cal", "--holdout", "0"], r"--holdout 0\.1"),
         (["train", "--set", "split_seed=-1"], "split_seed=-1"),
         (["ensemble", "nowhere", "shipped", "--out", "both"], "no run folder"),
@@ -428,7 +485,7 @@ def test_calibrate_and_evaluate_both_ways_side_by_side(run_cli, copied):
     assert "calibrated (temperature)" in run_cli("evaluate", "copy", "-S", "2")[1]
     status, _ = run_cli("report", "copy", "--out", "report.html")
     page = Path("report.html").read_text()
-    assert status == 0 and "cnn-gp-sorf + temperature" in page and "calgp evaluate copy --samples" in page
+    assert status == 0 and "cnn-gp-sorf + temperature" in page and "calgp evaluate copy --passes" in page
     assert "--uncalibrated" in page and "calgp calibrate copy --calibrator temperature" in page
 
 
@@ -447,7 +504,7 @@ def test_predict_is_calibrated_unless_told_otherwise(run_cli, copied):
 def test_decide_evaluate_predict_report(run_cli, copied):
     status, output = run_cli("decide", "copy", "-S", "4", "--error", "0.01", "--coverage", "0.8")
     told = " ".join(output.split())
-    assert status == 0 and "fitted on 20 held-out images with 4 samples" in told
+    assert status == 0 and "fitted on 20 held-out images with 4 passes" in told
     assert "never" in told and "needs at least 299 held-out images" in told and "aps threshold" in told
     status, output = run_cli(
         "decide", "copy", "-S", "4", "--error", "0.9", "--empirical", "--coverage", "0.8", "--json"
@@ -479,9 +536,9 @@ def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, co
         return " ".join(result.stderr.split())
 
     assert "Note" not in told("-S", "4")
-    assert "is for 4 samples; with 2 its promises need not hold" in told("-S", "2")
+    assert "is for 4 passes; with 2 passes its promises need not hold" in told("-S", "2")
     assert run_cli("calibrate", "copy", "-S", "4", "--share", "0.5")[0] == 0
-    assert "is of other probabilities than these and was not used" in told("-S", "4")
+    assert "is for other probabilities than these and was not used" in told("-S", "4")
     assert "Note" not in told("-S", "4", "--uncalibrated")
     status, output = run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")
     assert status == 0 and "calibrated (temperature)" in output and "fitted on 10 held-out" in " ".join(output.split())
@@ -553,21 +610,10 @@ def test_a_network_of_ones_own_is_trained_and_found_again(run_cli, tmp_path, mon
     ],
 )  # fmt: skip
 def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
-    from calgp.cli.shared import run_options
+    from calgp.cli.flags import run_options
     from calgp.runs import from_json
 
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     with pytest.raises(CalgpError) as caught:
         from_json(run_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
     assert len(str(caught.value)) < 600
-
-
-@pytest.mark.parametrize("method", DEMO)
-def test_the_demo_has_the_options_that_equal_tuning_found(method):
-    """The logs are in a checkout only."""
-    log = Path(__file__).parents[1] / "results" / "tuning" / "demo" / f"{method}.json"
-    if not log.is_file():
-        pytest.skip("results/ is only in a checkout")
-    found = read_log(log)
-    assert DEMO[method] == found.winner.options
-    assert found.winner.steps == 540 and (len(found.pilots), found.steps) == (12, 1560)  # the same for both

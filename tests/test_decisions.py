@@ -14,21 +14,19 @@ from calgp.data import load
 from calgp.decisions import (
     KINDS,
     SCORES,
-    Decisions,
     PredictionSets,
     Selection,
     binomial_cdf,
     clopper_pearson,
     conformal_quantile,
     conformity,
-    doubt,
-    from_json,
     keyed_uniform,
     risk_coverage,
-    to_json,
+    uncertainty,
 )
 from calgp.errors import CalgpError
-from calgp.runs import shipped_run
+from calgp.runs import FittedDecisions, shipped_run
+from calgp.runs.record import parse, to_json
 
 SPLITS = 200
 CHANCE = 1e-4  # that a right implementation fails a test of chance, were its seed not fixed
@@ -44,41 +42,41 @@ def predictions(n=300, classes=5, seed=0):
 
 @pytest.fixture(scope="module")
 def real():
-    """The shipped run's predictions of 1,000 test digits: columns, and a uniform number for each picture."""
+    """The shipped run's predictions of 1,000 test digits: columns, and a uniform number for each image."""
     folder = shipped_run()
-    columns = folder.tensors(folder.predictions_name("digits"))
+    columns = folder.predictions("digits", None, classes=10)
     return columns | {"uniform": keyed_uniform(load("digits", "test").x)}
 
 
-# --- doubt and the risk–coverage curve -----------------------------------------------------------------------------
+# --- uncertainty and the risk–coverage curve -----------------------------------------------------------------------
 
 
-def test_doubt_is_one_less_confidence_entropy_or_mutual_information(real):
+def test_uncertainty_is_one_less_confidence_entropy_or_mutual_information(real):
     assert set(SCORES) == {"confidence", "entropy", "mutual-information"}
-    torch.testing.assert_close(doubt(real), 1 - real["confidence"].double())
-    assert doubt(real, "entropy").equal(real["entropy"].double())
-    assert doubt(real, "mutual-information").equal(real["mutual_information"].double())
+    torch.testing.assert_close(uncertainty(real), 1 - real["confidence"].double())
+    assert uncertainty(real, "entropy").equal(real["entropy"].double())
+    assert uncertainty(real, "mutual-information").equal(real["mutual_information"].double())
     with pytest.raises(CalgpError, match="no score 'luck'; there are confidence, entropy, mutual-information"):
-        doubt(real, "luck")
+        uncertainty(real, "luck")
 
 
 def test_the_curve_is_that_of_a_naive_loop():
     generator = torch.Generator().manual_seed(0)
-    doubts, wrong = torch.rand(200, generator=generator), torch.rand(200, generator=generator) < 0.3
-    curve = risk_coverage(doubts, wrong)
-    expected = reference.risk_coverage(doubts.tolist(), wrong.tolist())
+    scores, wrong = torch.rand(200, generator=generator), torch.rand(200, generator=generator) < 0.3
+    curve = risk_coverage(scores, wrong)
+    expected = reference.risk_coverage(scores.tolist(), wrong.tolist())
     np.testing.assert_allclose(curve.risk, expected, rtol=1e-12)
     np.testing.assert_allclose(curve.coverage, np.arange(1, 201) / 200)
     assert curve.aurc == pytest.approx(np.mean(expected), rel=1e-12)
 
 
-def test_equal_doubts_count_as_the_mean_over_all_orders():
-    doubts, wrong = [0.1, 0.2, 0.2, 0.2, 0.5, 0.5], [False, True, False, False, True, False]
+def test_equal_uncertainties_count_as_the_mean_over_all_orders():
+    scores, wrong = [0.1, 0.2, 0.2, 0.2, 0.5, 0.5], [False, True, False, False, True, False]
     curves = [
-        reference.risk_coverage([d + 1e-6 * e for d, e in zip(doubts, order, strict=True)], wrong)
+        reference.risk_coverage([d + 1e-6 * e for d, e in zip(scores, order, strict=True)], wrong)
         for order in itertools.permutations(range(6))
     ]
-    found = risk_coverage(torch.tensor(doubts), torch.tensor(wrong))
+    found = risk_coverage(torch.tensor(scores), torch.tensor(wrong))
     np.testing.assert_allclose(found.risk, np.mean(curves, 0), rtol=1e-12)
 
 
@@ -97,7 +95,7 @@ def test_the_best_area_is_near_its_closed_form():
     assert risk_coverage(torch.arange(20_000), wrong).aurc == pytest.approx(r + (1 - r) * math.log(1 - r), abs=1e-4)
 
 
-def test_doubt_that_says_nothing_has_the_error_rate_at_every_coverage():
+def test_uncertainty_that_says_nothing_has_the_error_rate_at_every_coverage():
     curve = risk_coverage(torch.zeros(50), torch.arange(50) < 10)
     torch.testing.assert_close(curve.risk, torch.full((50,), 0.2, dtype=torch.float64))
 
@@ -127,19 +125,19 @@ def test_nothing_seen_says_nothing():
 
 
 def test_the_empirical_threshold_answers_the_most_that_the_hold_out_allows():
-    doubts = torch.tensor([0.5, 0.1, 0.3, 0.2, 0.4, 0.6])
+    scores = torch.tensor([0.5, 0.1, 0.3, 0.2, 0.4, 0.6])
     wrong = torch.tensor([True, False, True, False, False, False])
-    found = Selection.fit(doubts, wrong, error=0.25, confidence=None)
+    found = Selection.fit(scores, wrong, error=0.25, confidence=None)
     assert (found.answered, found.wrong) == (4, 1)  # 0.1, 0.2, 0.3 (wrong), 0.4
-    assert found.abstains(doubts).tolist() == [True, False, False, False, False, True]
-    every = [(wrong[doubts < t].double().mean().item(), (doubts < t).sum().item()) for t in (*doubts.tolist(), 1)]
+    assert found.abstains(scores).tolist() == [True, False, False, False, False, True]
+    every = [(wrong[scores < t].double().mean().item(), (scores < t).sum().item()) for t in (*scores.tolist(), 1)]
     assert found.answered == max(n for risk, n in every if risk <= 0.25)
 
 
-def test_equal_doubts_are_answered_together_or_not_at_all():
-    doubts = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.2])
-    found = Selection.fit(doubts, torch.tensor([False, False, False, True, False]), error=0.1, confidence=None)
-    assert found.answered == 2 and found.abstains(doubts).tolist() == [False, False, True, True, True]
+def test_equal_uncertainties_are_answered_together_or_not_at_all():
+    scores = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.2])
+    found = Selection.fit(scores, torch.tensor([False, False, False, True, False]), error=0.1, confidence=None)
+    assert found.answered == 2 and found.abstains(scores).tolist() == [False, False, True, True, True]
 
 
 def test_a_model_that_is_good_enough_answers_everything():
@@ -151,13 +149,13 @@ def test_a_model_that_is_good_enough_answers_everything():
 def test_the_guaranteed_threshold_passes_the_exact_bound():
     """Whatever share of δ it had, the chosen count passes Clopper and Pearson's one-sided bound at the whole of δ."""
     generator = torch.Generator().manual_seed(1)
-    doubts = torch.rand(3000, generator=generator)
-    wrong = torch.rand(3000, generator=generator) < 0.1 * doubts**2
-    found = Selection.fit(doubts, wrong, error=0.02, confidence=0.9)
-    answered = ~found.abstains(doubts)
+    scores = torch.rand(3000, generator=generator)
+    wrong = torch.rand(3000, generator=generator) < 0.1 * scores**2
+    found = Selection.fit(scores, wrong, error=0.02, confidence=0.9)
+    answered = ~found.abstains(scores)
     assert (found.answered, found.wrong) == (int(answered.sum()), int((wrong & answered).sum()))
     assert stats.beta.ppf(0.9, found.wrong + 1, found.answered - found.wrong) <= 0.02
-    assert found.answered < Selection.fit(doubts, wrong, error=0.02, confidence=None).answered
+    assert found.answered < Selection.fit(scores, wrong, error=0.02, confidence=None).answered
 
 
 @pytest.mark.parametrize(("error", "confidence"), [(0.01, 0.95), (0.05, 0.9), (0.001, 0.99)])
@@ -176,7 +174,7 @@ def test_a_target_out_of_reach_abstains_from_everything_and_says_so():
     found = Selection.fit(torch.rand(1000, generator=generator), wrong, error=0.1)
     assert found.answered == 0 and "No threshold shows" in found.warning and "abstains from everything" in found.warning
     same = Selection.fit(torch.zeros(1000), wrong, error=0.1)
-    assert "same doubt" in same.warning
+    assert "same uncertainty" in same.warning
 
 
 def draws(columns, n, seed):
@@ -186,7 +184,7 @@ def draws(columns, n, seed):
 
 
 def true_error(selection, columns, score):
-    answered = ~selection.abstains(doubt(columns, score))
+    answered = ~selection.abstains(uncertainty(columns, score))
     return (columns["label"] != columns["y"])[answered].double().mean().item() if answered.any() else 0.0
 
 
@@ -197,7 +195,7 @@ def test_the_guarantee_holds_over_draws_of_the_hold_out(real, score):
     for seed in range(SPLITS):
         held_out = draws(real, 800, seed)
         wrong = held_out["label"] != held_out["y"]
-        found = Selection.fit(doubt(held_out, score), wrong, error=error, confidence=1 - delta, score=score)
+        found = Selection.fit(uncertainty(held_out, score), wrong, error=error, confidence=1 - delta, score=score)
         broken += true_error(found, real, score) > error
         answered.append(found.answered / 800)
     assert broken <= stats.binom.ppf(1 - CHANCE, SPLITS, delta)
@@ -211,7 +209,8 @@ def test_the_empirical_threshold_has_no_guarantee(real):
         held_out = draws(real, 800, seed)
         wrong = held_out["label"] != held_out["y"]
         broken += (
-            true_error(Selection.fit(doubt(held_out), wrong, error=0.01, confidence=None), real, "confidence") > 0.01
+            true_error(Selection.fit(uncertainty(held_out), wrong, error=0.01, confidence=None), real, "confidence")
+            > 0.01
         )
     assert broken > stats.binom.ppf(1 - CHANCE, SPLITS, 0.05)
 
@@ -336,7 +335,7 @@ def test_sets_that_may_not_be_empty_cover_at_least_as_much(real, kind):
 def test_by_class_every_class_has_its_promise():
     """Marginal sets starve the class that the model neglects; one threshold a class does not."""
     log_probs, y, _ = predictions(n=40_000, classes=3)
-    log_probs = (log_probs - torch.tensor([0.0, 0.0, 3.0])).log_softmax(1)  # the third class is told too seldom
+    log_probs = (log_probs - torch.tensor([0.0, 0.0, 3.0])).log_softmax(1)  # the third class is named too seldom
     fit, test = slice(0, 20_000), slice(20_000, None)
     for by_class in (False, True):
         sets = PredictionSets.fit(log_probs[fit], y[fit], coverage=0.9, kind="lac", by_class=by_class, empty=True)
@@ -402,50 +401,51 @@ def test_sets_are_mapie_s(kind):
 @pytest.fixture
 def both(real):
     wrong = real["label"] != real["y"]
-    selection = Selection.fit(doubt(real), wrong, error=0.01)
+    selection = Selection.fit(uncertainty(real), wrong, error=0.01)
     sets = PredictionSets.fit(real["log_probs"], real["y"], coverage=0.9, by_class=True, uniform=real["uniform"])
-    return Decisions(selection, sets)
+    return FittedDecisions(selection, sets)
 
 
 def test_decisions_are_small_data_and_come_back_to_the_bit(both):
     text = json.dumps(to_json(both), allow_nan=False)
-    assert from_json(json.loads(text)) == both and len(text) < 2000
-    assert from_json(to_json(Decisions(None, None))) == Decisions(None, None)
+    assert parse(FittedDecisions, json.loads(text)) == both and len(text) < 2000
+    nothing = FittedDecisions(None, None)
+    assert parse(FittedDecisions, to_json(nothing)) == nothing
     everything = Selection.fit(torch.rand(400), torch.zeros(400), error=0.01)
-    assert from_json(to_json(Decisions(everything, None))).selection.threshold is None
+    assert parse(FittedDecisions, to_json(FittedDecisions(everything, None))).selection.threshold is None
 
 
 def test_whole_numbers_beyond_64_bits_are_thresholds(both):
     data = to_json(both)
     data["selection"] |= {"threshold": 10**30}
     data["sets"] |= {"thresholds": [10**30] * 10}
-    found = from_json(json.loads(json.dumps(data)))
+    found = parse(FittedDecisions, json.loads(json.dumps(data)))
     log_probs = torch.zeros(2, 10).log_softmax(1)
     assert not found.selection.abstains(torch.tensor([0.5, 1.0])).any()
     assert found.sets.apply(log_probs, torch.full((2,), 0.5)).all()
 
 
 @pytest.mark.parametrize(
-    ("part", "change"),
+    ("part", "change", "says"),
     [
-        ("selection", {"score": "luck"}),
-        ("selection", {"threshold": "0.5"}),
-        ("selection", {"threshold": -1.0}),
-        ("selection", {"threshold": 10**400}),
-        ("sets", {"thresholds": [10**400] * 10}),
-        ("selection", {"error": None}),
-        ("selection", {"new": 1}),
-        ("sets", {"kind": "raps"}),
-        ("sets", {"thresholds": [0.5]}),
-        ("sets", {"thresholds": [True] * 10}),
-        ("sets", {"coverage": 2}),
+        ("selection", {"score": "luck"}, "no score 'luck'"),
+        ("selection", {"threshold": "0.5"}, "selection.threshold: .*number, not '0.5'"),
+        ("selection", {"threshold": -1.0}, "threshold -1.0 is no uncertainty"),
+        ("selection", {"threshold": 10**400}, "is no uncertainty"),
+        ("sets", {"thresholds": [10**400] * 10}, "finite"),
+        ("selection", {"error": None}, "selection.error: .*, not None"),
+        ("selection", {"new": 1}, "selection.new: .*, not 1"),
+        ("sets", {"kind": "raps"}, "no sets 'raps'"),
+        ("sets", {"thresholds": [0.5]}, "sets: .*1 thresholds for 10 classes"),
+        ("sets", {"thresholds": [True] * 10}, "sets.thresholds.0: .*number, not True"),
+        ("sets", {"coverage": 2}, "coverage=2 cannot be"),
     ],
 )
-def test_damaged_decisions_are_refused(both, part, change):
+def test_damaged_decisions_are_refused(both, part, change, says):
     data = to_json(both)
     data[part] |= change
-    with pytest.raises(CalgpError, match="damaged"):
-        from_json(data)
+    with pytest.raises(CalgpError, match=says):
+        parse(FittedDecisions, data)
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,18 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from calgp import METHODS, CalgpError, ConvGPClassifier, Images, Predictive, RunFolder, TrainingData, evaluate, load
+from calgp import METHODS, CalgpError, ConvGPClassifier, Predictive
+from calgp.data import Images, load
 from calgp.methods import CnnMcd
 from calgp.nets import LeNet
-from calgp.runs import from_json, predict_files, train
+from calgp.runs import RunFolder, TrainingData, from_json, train_run
+from folders import evaluate, predict_files
 
-TINY = {"backbone_options": {"channels": (4,), "hidden": (16,)}, "device": "cpu", "n_samples": 5}
+TINY = {"backbone_options": {"channels": (4,), "hidden": (16,)}, "device": "cpu", "passes": 5}
 # The checks fit it more than a hundred times, on pictures of 1 × 2 pixels and the like: a network that pads them to no
 # more than 4 × 4. In double precision, since they want probabilities to be the same to 1e-7 in any order of X.
 CHECKED = ConvGPClassifier(
-    backbone="resnet", backbone_options={"n": 1, "widths": (8,), "pad_to": 4}, method_options={"n_rf": 32}, n_samples=5,
+    backbone="resnet", backbone_options={"n": 1, "widths": (8,), "pad_to": 4}, method_options={"n_rf": 32}, passes=5,
     epochs=5, batch_size=30, learning_rate=0.05, normalise="standard", device="cpu", precision="64-true",
 )  # fmt: skip
 DIGITS = load("digits", "train").balanced(60, 0).resized(12)
@@ -65,10 +67,12 @@ def test_the_numbers_are_those_of_calgp_train(tmp_path, fabric, options, describ
     found = estimator(**options).fit(X, Y)
     common = {"backbone": {"name": "lenet"} | TINY["backbone_options"], "epochs": 1.0, "batch_size": 20, "seed": 3}
     run, folder = from_json(common | described), RunFolder(tmp_path / "run")
-    model = train(run, folder, fabric, data=TrainingData.cut(Images.of(DIGITS.x, DIGITS.y, DIGITS.classes), run))
+    data = TrainingData.cut(Images.of(DIGITS.x, DIGITS.y, DIGITS.classes), run)
+    model = train_run(run, folder, fabric, data=data).model
     assert same(found.model_.state_dict(), model.state_dict())
     assert found.calibration_ == folder.calibration()
-    assert [r["mnll"] for r in found.history_ if "mnll" in r] == [r["mnll"] for r in folder.log() if "mnll" in r]
+    found_mnll, expected = ([r.mnll for r in log if r.kind == "holdout"] for log in (found.history_, folder.log()))
+    assert found_mnll == expected
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +125,7 @@ def test_the_same_pictures_in_every_arrangement(fitted):
     [
         ((20, 3, 8, 3), {}, "could have 1, 3 or 4 channels first or last; say channels="),
         ((20, 8, 8, 8), {}, "has no 1, 3 or 4 channels"),
-        ((20, 8, 8, 8), {"channels": "middle"}, "channels='middle' is not known"),
+        ((20, 8, 8, 8), {"channels": "middle"}, "Invalid channels='middle': must be first, last or auto"),
         ((20, 2, 8, 8, 3), {}, "X has 5 dimensions"),
         ((20, 10), {"image_shape": (3, 3)}, "does not fit 10 numbers an image"),
         ((20, 10), {"image_shape": (10,)}, "does not fit 10 numbers an image"),
@@ -140,7 +144,7 @@ def test_what_is_ambiguous_or_cannot_be_is_refused(shape, options, says):
         ({"method": "gp"}, "There is no method 'gp'"),
         ({"method_options": {"dept": 3}}, "no option 'dept'"),
         ({"device": "abacus"}, "Cannot run on device 'abacus'"),
-        ({"early_stopping": True, "validation_fraction": 0.0}, "told by held-out images"),
+        ({"early_stopping": True, "validation_fraction": 0.0}, "early stopping needs held-out images"),
         ({"class_weight": "even"}, "class_weights='even'"),
     ],
 )
@@ -201,10 +205,10 @@ def test_random_state_decides_and_none_is_new_each_time():
 
 def test_early_stopping_keeps_the_best_epoch():
     found = estimator(early_stopping=True, patience=2, validation_fraction=0.4, epochs=40, learning_rate=0.3).fit(X, Y)
-    scored = {record["step"]: record["mnll"] for record in found.history_ if record["kind"] == "holdout"}
-    kept = next(record for record in found.history_ if record["kind"] == "kept")
+    scored = {record.step: record.mnll for record in found.history_ if record.kind == "holdout"}
+    kept = next(record for record in found.history_ if record.kind == "kept")
     assert len(scored) < 40  # a learning rate of 0.3 gets worse soon
-    assert kept["mnll"] == scored[kept["step"]] == min(scored.values())
+    assert kept.mnll == scored[kept.step] == min(scored.values())
 
 
 def test_verbose_tells_of_each_epoch(capsys):
@@ -222,10 +226,10 @@ def test_a_saved_run_folder_predicts_the_same(fitted, tmp_path):
     assert folder.card().run == fitted.run_ and folder.finished
     assert same(folder.model().state_dict(), fitted.model_.state_dict())
     Image.fromarray(X[0]).save(tmp_path / "0.png")
-    _, predicted = predict_files(folder, [tmp_path / "0.png"], samples=5, seed=3)  # its row is 0, too
+    predicted = predict_files(folder, [tmp_path / "0.png"], passes=5, seed=3).predictive  # its row is 0, too
     np.testing.assert_allclose(predicted.probs, fitted.predict_proba(X[:1]), atol=1e-6)  # float32
-    scores = evaluate(folder, images=DIGITS, source="mine", samples=5).summary["scores"]
-    assert 0 <= scores["err"] <= 1
+    scores = evaluate(folder, images=DIGITS, source="mine", passes=5).own.scores
+    assert 0 <= scores.err <= 1
     with pytest.raises(CalgpError, match="already holds a run"):
         fitted.save(tmp_path / "run")
 
@@ -248,8 +252,8 @@ def test_a_fitted_estimator_survives_joblib(fitted, tmp_path):
     read = joblib.load(tmp_path / "estimator.joblib")
     assert np.array_equal(read.predict_proba(X), fitted.predict_proba(X))
     assert read.get_params() == fitted.get_params()
-    again = clone(read).set_params(n_samples=2)
-    assert not hasattr(again, "model_") and again.n_samples == 2
+    again = clone(read).set_params(passes=2)
+    assert not hasattr(again, "model_") and again.passes == 2
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from calgp.runs import RunFolder, shipped_run
+from folders import tensors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it forks, and counts threads in /proc")
 
@@ -34,9 +35,9 @@ def test_the_comparison_sees_a_single_bit(tmp_path):
     shutil.copytree(shipped_run().path, tmp_path / "copy")
     reference, folder = content(shipped_run().path), RunFolder(tmp_path / "copy")
     assert content(folder.path) == reference
-    tensors = folder.tensors("model.safetensors")
-    name = next(name for name, value in tensors.items() if value.is_floating_point())
-    first = tensors[name].view(-1)
+    changed = tensors(folder, "model.safetensors")
+    name = next(name for name, value in changed.items() if value.is_floating_point())
+    first = changed[name].view(-1)
     first[0] = first[0].nextafter(first[0] + 1)
-    folder.write_tensors("model.safetensors", tensors)
+    folder.write_tensors("model.safetensors", changed)
     assert [name for name, value in content(folder.path).items() if value != reference[name]] == ["model.safetensors"]

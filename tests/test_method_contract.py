@@ -40,7 +40,7 @@ def blobs(n, task=TOY):
 @pytest.mark.parametrize("task", TASKS)
 def test_it_builds_and_predicts_probabilities(name, task):
     model = build(name, TASKS[task], LENET)
-    result = predict(model, images(3, TASKS[task]), samples=3)
+    result = predict(model, images(3, TASKS[task]), passes=3)
     assert result.log_probs.shape == (3, TASKS[task].classes)
     assert result.log_probs.dtype == torch.float32
     assert result.log_probs.isfinite().all()
@@ -88,19 +88,31 @@ def test_state_dict_in_a_fresh_model_gives_the_same_predictions(name):
         model.train()(x)  # batch norm's statistics have moved
     fresh = build(name, seed=1)
     fresh.load_state_dict(model.state_dict())
-    one, other = (predict(m, x, samples=4, seed=2) for m in (model, fresh))
+    one, other = (predict(m, x, passes=4, seed=2) for m in (model, fresh))
     assert torch.equal(one.log_probs, other.log_probs)
 
 
+ENGINES = {
+    "one-pass": {"passes": 1, "engine": "moments"},
+    "passes": {"passes": 3, "engine": "moments"},
+    "samples": {"passes": 3, "engine": "samples"},
+}
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
 @every_method
-def test_predictions_depend_on_the_seed_and_not_on_batches_or_memory(name):
-    model, x = build(name), images(6)
-    whole = predict(model, x, samples=6, seed=1).log_probs
+@every_engine
+def test_predictions_depend_on_the_seed_and_not_on_batches_or_memory(name, engine):
+    model, x, how = build(name).double(), images(6).double(), ENGINES[engine]
+    whole = predict(model, x, seed=1, **how)
     order = torch.tensor([5, 0, 3, 1, 4, 2])
-    parts = predict(model, [(x[rows], rows) for rows in order.split(4)], samples=6, seed=1, memory=1).log_probs
-    torch.testing.assert_close(parts, whole[order], rtol=0, atol=1e-5)
-    same_for_all_seeds = torch.equal(whole, predict(model, x, samples=6, seed=2).log_probs)
-    nothing_is_drawn = not model.sites() and model(x).variance is None
+    parts = predict(model, [(x[rows], rows) for rows in order.split(4)], seed=1, memory=1, **how)
+    assert parts.samples == whole.samples
+    for column in ("log_probs", "expected_entropy", "variance"):
+        # the same draws in double precision: only the order of sums differs
+        torch.testing.assert_close(getattr(parts, column), getattr(whole, column)[order], rtol=0, atol=1e-10)
+    same_for_all_seeds = torch.equal(whole.log_probs, predict(model, x, seed=2, **how).log_probs)
+    nothing_is_drawn = not model.sites() and model(x).is_points
     assert same_for_all_seeds == nothing_is_drawn
 
 
@@ -117,11 +129,21 @@ def test_memory_does_not_change_the_prediction(name, network):
     """Also where batch norm takes the moments of the batch: what is split to fit memory must not be its batches."""
     task = Task(1, 28, 28, 3) if network == "lenet" else TOY
     model, x = build(name, task, NETWORKS[network]), images(130, task)  # two batches
-    whole = predict(model, x, samples=3, seed=1, memory=2**40)
+    whole = predict(model, x, passes=3, seed=1, memory=2**40)
     for memory in (1, 100_000):
-        part = predict(model, x, samples=3, seed=1, memory=memory)
+        part = predict(model, x, passes=3, seed=1, memory=memory)
         torch.testing.assert_close(part.log_probs, whole.log_probs, rtol=0, atol=1e-5)
         torch.testing.assert_close(part.variance, whole.variance, rtol=0, atol=1e-5)
+
+
+@every_method
+@every_engine
+def test_memory_does_not_change_what_depends_on_the_batch(name, engine):
+    model, x = build(name, TOY, NETWORKS["resnet-batch-moments"]), images(6)
+    whole, part = (predict(model, x, seed=1, memory=memory, **ENGINES[engine]) for memory in (2**40, 1))
+    assert part.samples == whole.samples
+    torch.testing.assert_close(part.log_probs, whole.log_probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(part.variance, whole.variance, rtol=0, atol=1e-5)
 
 
 @every_method
@@ -131,20 +153,38 @@ def test_prediction_leaves_model_and_generator_bit_for_bit(name):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
     before = torch.get_rng_state()
-    predict(model, x, samples=3)
+    predict(model, x, passes=3)
     assert torch.equal(before, torch.get_rng_state())
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
 @every_method
-def test_stem_and_sample_are_the_model(name):
+@pytest.mark.parametrize("integrate", [False, True], ids=["drawn", "integrated"])
+def test_stem_and_sample_are_the_model(name, integrate):
+    """There is a component for each sample if the pass draws at any site, and else one; drawing is at every site."""
+    model, x, drawn = build(name).eval(), images(4), set()
+    for site, module in model.sites().items():
+        module.register_forward_hook(lambda *_, site=site: drawn.add(site))
+    noise = Noise(0, torch.arange(2), torch.arange(4), integrate=integrate)
+    together = model(x, noise)
+    assert together.mean.shape[:2] == (2 if drawn else 1, 4)
+    for part, again in zip(together, model.sample(model.stem(x), noise), strict=True):
+        assert part is again is None or torch.equal(part, again)
+    integrated = set(model.sites()) - drawn
+    assert all("weights" in site or "layers" in site for site in integrated)  # of the last layer
+    assert len(integrated) <= integrate and not (integrated and together.is_points)
+
+
+@every_method
+def test_masks_at_their_mean_leave_one_component_and_draw_nothing(name):
     model, x = build(name).eval(), images(4)
     model.sites()
-    noise = Noise(0, torch.arange(2), torch.arange(4))
-    together = model(x, noise).mean
-    assert together.shape[:2] == (2 if model.sites() else 1, 4)
-    assert torch.equal(together, model.sample(model.stem(x), noise).mean)
+    seeds = [Noise(seed, torch.arange(1), torch.arange(4), integrate=True, mean=True) for seed in (0, 1)]
+    one, other = (model(x, noise) for noise in seeds)
+    assert one.mean.shape[:2] == (1, 4)
+    for part, again in zip(one, other, strict=True):
+        assert part is again is None or torch.equal(part, again)
 
 
 @every_method
@@ -182,7 +222,7 @@ def test_extreme_images_get_finite_probabilities_or_a_refusal(name, backbone):
     for kind, make in EXTREMES.items():
         x = make(2, task.channels, task.height, task.width)
         try:
-            result = predict(model, x, samples=3)
+            result = predict(model, x, passes=3)
         except NumericalError as error:
             assert kind in ("large", "huge") and "no numbers; the pixels" in str(error)
             continue
@@ -197,7 +237,7 @@ def test_pixels_that_are_no_numbers_are_refused_by_row(name, value):
     x = images(3)
     x[1, 0, 2, 2] = value
     with pytest.raises(CalgpError, match="image of row 7 has pixels that are no finite numbers"):
-        predict(build(name), [(x, torch.tensor([5, 7, 9]))], samples=2)
+        predict(build(name), [(x, torch.tensor([5, 7, 9]))], passes=2)
 
 
 @every_method

@@ -484,6 +484,55 @@ def test_detection_of_resamples_is_that_of_the_images_drawn():
         assert {name: values[place].item() for name, values in found.items()} == pytest.approx(drawn)
 
 
+def two_methods(n: int = 2000) -> list[metrics.Outcomes]:
+    """Two methods that err on much the same images. The first is exact, p(y | f) ∝ exp 3 f_y; the other too sure."""
+    generator = torch.Generator().manual_seed(3)
+    f, y = torch.randn(n, 4, generator=generator, dtype=torch.float64), torch.arange(n) % 4
+    f += 3 * torch.nn.functional.one_hot(y, 4)
+    other = f + 0.1 * torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return [metrics.outcomes(each.log_softmax(-1), y) for each in (3 * f, 6 * other)]
+
+
+def test_paired_scores_have_the_error_of_the_differences_image_by_image():
+    first, second = two_methods()
+    found = metrics.paired_scores(first, second, seed=0)
+    columns = {"err": (~first.correct).double() - (~second.correct).double(), "brier": first.brier - second.brier}
+    columns["mnll"] = second.label_log_prob - first.label_log_prob
+    for name, column in columns.items():
+        assert found[name].value == pytest.approx(column.mean().item())
+        # 1,000 resamples know a deviation to 1/√2000 = 2.2 % of itself: four of those
+        assert found[name].half == pytest.approx(1.96 * column.std().item() / math.sqrt(len(first)), rel=0.09), name
+    alone = [metrics.bootstrap(each, metrics.error_rate, seed=0) for each in (first, second)]
+    unpaired = math.hypot(*((each.high - each.low).item() / 2 for each in alone))
+    assert found["err"].half < 0.5 * unpaired  # what pairing is for
+    assert found["ece"].value == pytest.approx((metrics.ece(first) - metrics.ece(second)).item())
+
+
+def test_a_difference_is_clear_where_its_interval_leaves_out_zero():
+    first, second = two_methods()
+    found = metrics.paired_scores(first, second, seed=0)
+    assert all(found[name].is_clear and found[name].value < 0 for name in ("mnll", "ece"))
+    same = metrics.paired_scores(first, first, seed=0)
+    assert all(each.value == each.half == 0 and not each.is_clear for each in same.values())
+
+
+def test_paired_detection_is_zero_for_the_same_scores_and_finds_a_better_one():
+    generator = torch.Generator().manual_seed(0)
+    inside, outside = torch.randn(400, generator=generator), torch.randn(300, generator=generator)
+    better = metrics.paired_ood((inside, outside + 2), (inside, outside + 1), seed=0)["auroc"]
+    one, two = (metrics.ood(inside, outside + shift).auroc for shift in (2, 1))
+    assert better.value == pytest.approx(one - two) and better.is_clear
+    assert metrics.paired_ood((inside, outside), (inside, outside), seed=0)["auroc"] == metrics.Difference(0.0, 0.0)
+
+
+def test_pairs_of_other_images_are_refused():
+    first, second = two_methods()
+    with pytest.raises(CalgpError, match="2000 and 10 images"):
+        metrics.paired_scores(first, second.take(torch.arange(10)), seed=0)
+    with pytest.raises(CalgpError, match="same ones"):
+        metrics.paired_ood((torch.rand(3), torch.rand(3)), (torch.rand(3), torch.rand(4)), seed=0)
+
+
 def test_bootstrap_of_detection_resamples_both_sides():
     # AUROC of two normals one apart: Φ(1/√2); its s.e. by Hanley & McNeil for N = M = 500
     generator = torch.Generator().manual_seed(0)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
-from calgp.runs import RunFolder, TrainingData, evaluate, from_json, train
+from calgp.runs import RunFolder, TrainingData, from_json, train_run
+from folders import evaluate
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 
@@ -22,18 +23,18 @@ def mnist_run(data_dir, tmp_path_factory) -> RunFolder:
         }
     )
     folder = RunFolder(tmp_path_factory.mktemp("real") / "mnist")
-    train(run, folder, Fabric(accelerator="cpu", devices=1), directory=data_dir)
+    train_run(run, folder, Fabric(accelerator="cpu", devices=1), directory=data_dir)
     return folder
 
 
-def test_two_thousand_mnist_images_teach_digits_and_leave_letters_in_doubt(mnist_run, data_dir):
-    inside = evaluate(mnist_run, directory=data_dir, samples=3).summary
-    outside = evaluate(mnist_run, source="notmnist", directory=data_dir, samples=3).summary
+def test_two_thousand_mnist_images_teach_digits_and_leave_letters_uncertain(mnist_run, data_dir):
+    inside = evaluate(mnist_run, directory=data_dir, passes=3)
+    outside = evaluate(mnist_run, source="notmnist", directory=data_dir, passes=3)
     # a network that has learned nothing has an error of 0.9 and an AUROC of 0.5
-    assert inside["n"] == 10_000 and inside["scores"]["err"] < 0.08
-    assert outside["n"] == 18_724 and outside["outside"]
-    assert outside["ood"]["entropy"]["auroc"]["value"] > 0.8
-    assert outside["mean_entropy"] > 2 * inside["mean_entropy"]
+    assert inside.n == 10_000 and inside.own.scores.err < 0.08
+    assert outside.n == 18_724 and outside.outside
+    assert outside.ood["entropy"].auroc.value > 0.8
+    assert outside.mean_entropy > 2 * inside.mean_entropy
 
 
 def test_cifar_images_train_a_resnet(data_dir, tmp_path):
@@ -49,7 +50,7 @@ def test_cifar_images_train_a_resnet(data_dir, tmp_path):
         }
     )
     folder = RunFolder(tmp_path / "cifar")
-    model = train(run, folder, data=TrainingData.of(run, data_dir))
-    log = [record for record in folder.log() if record["kind"] == "train"]
-    assert log[-1]["nll"] < log[0]["nll"] < 3
+    model = train_run(run, folder, data=TrainingData.of(run, data_dir)).model
+    log = [record for record in folder.log() if record.kind == "train"]
+    assert log[-1].nll < log[0].nll < 3
     assert all(value.isfinite().all() for value in model.state_dict().values() if torch.is_floating_point(value))

@@ -40,16 +40,17 @@ def keyword(call: ast.Call, name: str) -> object:
 
 def complaints(tree: ast.AST) -> list[str]:
     found = []
+    jinja = any(isinstance(node, ast.ImportFrom) and node.module == "jinja2" for node in ast.walk(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             found += [f"{node.lineno}: imports {name}" for name in names if name.partition(".")[0] in MODULES]
         if isinstance(node, ast.Call):
-            found += [f"{node.lineno}: {why}" for why in _call(node, dotted(node.func))]
+            found += [f"{node.lineno}: {why}" for why in _call(node, dotted(node.func), jinja=jinja)]
     return found
 
 
-def _call(call: ast.Call, name: str) -> list[str]:
+def _call(call: ast.Call, name: str, *, jinja: bool) -> list[str]:
     last = name.rpartition(".")[2]
     found = [f"calls {name}"] if name in NAMES | CALLS or ("." in name and last in METHODS) else []
     if name == "torch.load" and keyword(call, "weights_only") is not True:
@@ -64,16 +65,15 @@ def _call(call: ast.Call, name: str) -> list[str]:
         found += [] if keyword(call, "timeout") is not None else [f"{name} without timeout"]
     if keyword(call, "verify") is False:
         found.append("verify=False")
-    if name.endswith("Environment") and keyword(call, "autoescape") is not True:
+    if jinja and name.endswith("Environment") and keyword(call, "autoescape") is not True:
         found.append("Jinja without autoescape=True")
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_nothing_executes_what_a_file_says(path):
-    name = path.relative_to(ROOT).as_posix()
-    found = complaints(ast.parse(path.read_text(encoding="utf-8")))
-    assert [why for why in found if (name, why.partition(": ")[2]) not in ALLOWED] == []
+def test_nothing_executes_what_a_file_says():
+    names = {path: path.relative_to(ROOT).as_posix() for path in SOURCES}
+    found = [(names[path], why) for path in SOURCES for why in complaints(ast.parse(path.read_text(encoding="utf-8")))]
+    assert names and [(name, why) for name, why in found if (name, why.partition(": ")[2]) not in ALLOWED] == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,8 @@ def test_nothing_executes_what_a_file_says(path):
         "torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path, allow_pickle=True)",
         "np.lib.format.read_array(stream)", "subprocess.run(text, shell=True)", "os.system(text)", "yaml.load(text)",
         "tempfile.mktemp()", "requests.get(url)", "urllib.request.urlopen(url)", "archive.extractall(place)",
-        "jinja2.Environment(loader=x)", "requests.get(url, timeout=1, verify=False)", "import marshal",
+        "from jinja2 import Environment\nEnvironment(loader=x)", "requests.get(url, timeout=1, verify=False)",
+        "import marshal",
     ],
 )  # fmt: skip
 def test_the_test_sees_what_it_looks_for(code):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from calgp import cli, trackers
 from calgp.errors import CalgpError
-from calgp.runs import RunFolder, from_json, shipped_run, train
+from calgp.runs import RunFolder, from_json, shipped_run, train_run
 
 TINY = {
     "method": {"name": "cnn"}, "backbone": {"name": "lenet", "channels": [2, 2], "hidden": [4]},
@@ -33,9 +33,9 @@ def test_tensorboard_reads_the_log_and_the_scores(tmp_path):
     said = trackers.track(folder, "tensorboard", str(tmp_path))
     assert str(tmp_path) in said
     found, log = events(tmp_path / folder.name), folder.log()
-    losses = [(record["step"], pytest.approx(record["nll"], rel=1e-6)) for record in log if record["kind"] == "train"]
+    losses = [(record.step, pytest.approx(record.nll, rel=1e-6)) for record in log if record.kind == "train"]
     assert found["train/nll"] == losses
-    assert found["digits/err"] == [(log[-1]["step"], pytest.approx(folder.evaluation("digits")["scores"]["err"]))]
+    assert found["digits/err"] == [(log[-1].step, pytest.approx(folder.evaluation("digits").scores.err))]
     assert "letters/mean_entropy" in found
 
 
@@ -50,11 +50,11 @@ def test_a_training_is_watched_as_it_goes(tmp_path, monkeypatch):
             watch(step)
             sizes.append(sum(file.stat().st_size for file in (tmp_path / "events").rglob("events*")))
 
-        train(run, folder, watch=both)
+        train_run(run, folder, watch=both)
     assert sizes[0] < sizes[25] < sizes[-1]  # it was written while the run was trained
     found, log = events(tmp_path / "events" / "run"), folder.log()
     for kind, name in (("train", "nll"), ("train", "kl"), ("holdout", "err"), ("holdout", "mnll")):
-        expected = [(r["step"], pytest.approx(r[name], rel=1e-6)) for r in log if r["kind"] == kind]
+        expected = [(r.step, pytest.approx(getattr(r, name), rel=1e-6)) for r in log if r.kind == kind]
         assert found[f"{kind}/{name}"] == expected
     assert [step for step, _ in found["train/nll"]] == [20, 40, 43]
 
@@ -76,9 +76,9 @@ def test_mlflow_reads_parameters_metrics_and_files(tmp_path, monkeypatch):
     assert run.data.params["backbone.channels"] == "(32, 64)"
     assert run.data.params["seed"] == "0"
     history = client.get_metric_history(run.info.run_id, "train/nll")
-    losses = [(record["step"], record["nll"]) for record in folder.log() if record["kind"] == "train"]
+    losses = [(record.step, record.nll) for record in folder.log() if record.kind == "train"]
     assert sorted((point.step, point.value) for point in history) == losses
-    assert run.data.metrics["digits/ece"] == folder.evaluation("digits")["scores"]["ece"]
+    assert run.data.metrics["digits/ece"] == folder.evaluation("digits").scores.ece
     names = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
     assert {"run.json", "log.jsonl", "scores-digits.json"} <= names
     assert "model.safetensors" not in names

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import io
 import lzma
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
@@ -27,10 +28,11 @@ SEED = 2019
 # MD5 of the unpacked content; gzip of MNIST's publisher around it gives the published sums.
 MNIST = {
     "train": (("train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb"),
-              ("train-labels-idx1-ubyte", "a25bea736e30d166cdddb491f175f624"), 500),
+              ("train-labels-idx1-ubyte", "a25bea736e30d166cdddb491f175f624")),
     "test": (("t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea"),
-             ("t10k-labels-idx1-ubyte", "27ae3e4e09519cfbb04c329615203637"), 100),
+             ("t10k-labels-idx1-ubyte", "27ae3e4e09519cfbb04c329615203637")),
 }  # fmt: skip
+DIGITS = {"train": (500,), "test": (100, 700)}  # of each digit, in each file: digits-train, digits-test, digits-test-2
 LETTERS = "ABCDEFGHIJ"
 EACH = 100
 SIDE = 28
@@ -45,13 +47,16 @@ FONTS = (
 )  # fmt: skip
 
 
-def digits(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A balanced choice of MNIST's pictures, in MNIST's order, with their rows there."""
-    *files, each = MNIST[split]
-    x, y = (checked(folder / name, md5) for name, md5 in files)
-    rng = np.random.default_rng(SEED)
-    rows = np.sort(np.concatenate([rng.choice(np.flatnonzero(y == q), each, replace=False) for q in range(10)]))
-    return x[rows], y[rows], rows.astype(np.int32)
+def digits(folder: Path, split: str) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Balanced choices of MNIST's images, no image in two of them, in MNIST's order, with their rows there."""
+    x, y = (checked(folder / name, md5) for name, md5 in MNIST[split])
+    left = np.ones(len(y), dtype=bool)
+    for each in DIGITS[split]:
+        rng = np.random.default_rng(SEED)
+        chosen = [rng.choice(np.flatnonzero(left & (y == q)), each, replace=False) for q in range(10)]
+        rows = np.sort(np.concatenate(chosen))
+        left[rows] = False
+        yield x[rows], y[rows], rows.astype(np.int32)
 
 
 def checked(path: Path, md5: str) -> np.ndarray:
@@ -101,7 +106,8 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for split in MNIST:
-        pack(args.out / f"digits-{split}.xz", *digits(args.mnist, split))
+        for part, arrays in enumerate(digits(args.mnist, split), 1):
+            pack(args.out / (f"digits-{split}.xz" if part == 1 else f"digits-{split}-{part}.xz"), *arrays)
     pack(args.out / "letters-test.xz", *letters())
 
 

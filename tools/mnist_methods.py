@@ -136,7 +136,7 @@ def costs() -> None:
     from calgp.nets import Task
     from calgp.runs import Run, RunFolder, TrainingData, fit, open_device, score
     from calgp.runs.folder import build
-    from calgp.runs.training import make_optimiser
+    from calgp.runs.loop import make_optimiser
 
     torch.set_num_threads(1)
     fabric, test = open_device("cpu"), load("mnist", "test").balanced(500, seed=0)
@@ -148,7 +148,7 @@ def costs() -> None:
         bound, optimiser = fabric.setup(Bound(model, len(train)), make_optimiser(run, model))
         clock = [time.process_time() for _ in fit(bound, optimiser, train, run, fabric=fabric)]
         start = time.process_time()
-        score(model, test, samples=50, seed=0)
+        score(model, test, passes=50, seed=0)
         predicted = (time.process_time() - start) / len(test)
         return {"step": (clock[-1] - clock[4]) / (len(clock) - 5), "image": predicted}
 

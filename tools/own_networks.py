@@ -1,4 +1,4 @@
-"""The table of docs/guides/own-network.md: architectures of transformers, wrapped and tried.
+"""The tables of docs/guides/own-network.md: architectures of transformers, timm and torchvision, wrapped and tried.
 
 python tools/own_networks.py
 """
@@ -12,8 +12,11 @@ import transformers
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from architectures import ARCHITECTURES
-from calgp import METHODS, Bound, Noise, Task, load, wrap
+from architectures import ARCHITECTURES, ZOO, follow_remedies
+from calgp import METHODS, Bound, wrap
+from calgp.data import load
+from calgp.gp import Noise
+from calgp.nets import Task
 
 STEPS = 12
 
@@ -29,8 +32,19 @@ def main() -> None:
         before, after = bounds(model, digits)
         features = model.features
         print(
-            f"| {name} | {len(features.reached)} | {len(features.sites)} = {fired(model, digits)} | "
+            f"| {name} | {len(features.layers)} | {len(features.sites)} = {fired(model, digits)} | "
             f"{features.out_features} | `{features.stem_module}` | {before:.2f} → {after:.2f} |"
+        )
+    print(
+        "\n| network | images | features | masked layers | what its refusal asks for |\n| --- | --- | --- | --- | --- |"
+    )
+    for entry in ZOO:
+        found = follow_remedies(entry, Task(3, entry.size, entry.size, 10))
+        asked = ["`num_classes=0`"] * ("num_classes=0" in found.remedies)
+        asked += [f"`{option}={value!r}`" for option, value in found.options.items()]
+        print(
+            f"| {entry.library} {entry.name} | {entry.size} | {found.features.out_features} | "
+            f"{len(found.features.sites)} | {', '.join(asked) or '–'} |"
         )
     print(f"\ntorch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}")
 

@@ -9,50 +9,27 @@ from typing import TYPE_CHECKING, Any
 from calgp._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from calgp.data import Images, from_dataset, load
     from calgp.errors import CalgpError
     from calgp.estimator import ConvGPClassifier
-    from calgp.gp import Bound, DeepGP, Masking, Mixture, Model, Noise, Predictive, RandomFeatureGP, Theta, predict
+    from calgp.gp import Bound, DeepGP, Predictive, RandomFeatureGP, predict
     from calgp.methods import METHODS
-    from calgp.nets import BACKBONES, Headed, Task, wrap
-    from calgp.report import write_report
-    from calgp.runs import (
-        Run,
-        RunFolder,
-        TrainingData,
-        calibrate,
-        compare,
-        decide,
-        ensemble,
-        evaluate,
-        export,
-        shipped_run,
-        train,
-        verify,
-    )
+    from calgp.nets import BACKBONES
+    from calgp.nets.wrap import wrap
+    from calgp.runs import Classifier, Run, compare, ensemble, load, train
 
 _ROOMS = {
-    "calgp.data": ("Images", "from_dataset", "load"),
     "calgp.errors": ("CalgpError",),
     "calgp.estimator": ("ConvGPClassifier",),
-    "calgp.gp": (
-        "Bound", "DeepGP", "Masking", "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Theta", "predict",
-    ),
+    "calgp.gp": ("Bound", "DeepGP", "Predictive", "RandomFeatureGP", "predict"),
     "calgp.methods": ("METHODS",),
-    "calgp.nets": ("BACKBONES", "Headed", "Task", "wrap"),
-    "calgp.report": ("write_report",),
-    "calgp.runs": (
-        "Run", "RunFolder", "TrainingData", "calibrate", "compare", "decide", "ensemble", "evaluate", "export",
-        "shipped_run", "train", "verify",
-    ),
-}  # fmt: skip
+    "calgp.nets": ("BACKBONES",),
+    "calgp.nets.wrap": ("wrap",),
+    "calgp.runs": ("Classifier", "Run", "compare", "ensemble", "load", "train"),
+}
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "ConvGPClassifier", "DeepGP", "Headed", "Images", "Masking",
-    "Mixture", "Model", "Noise", "Predictive", "RandomFeatureGP", "Run", "RunFolder", "Task", "Theta", "TrainingData",
-    "calibrate", "compare", "decide", "ensemble", "evaluate", "export", "from_dataset", "load", "predict",
-    "shipped_run", "train", "verify", "wrap",
-    "write_report",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "Classifier", "ConvGPClassifier", "DeepGP", "Predictive",
+    "RandomFeatureGP", "Run", "compare", "ensemble", "load", "predict", "train", "wrap",
 ]  # fmt: skip
 
 

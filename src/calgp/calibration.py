@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calgp.errors import CalgpError, brief
+from calgp.errors import CalgpError, short_repr
 
 LOWEST = -1000.0  # the smallest log-probability that is told from smaller ones
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
@@ -285,7 +285,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
 def find(name: str) -> type[Calibrator]:
     """A calibrator by its name."""
     if name not in CALIBRATORS:
-        raise CalgpError(f"There is no calibrator {brief(name)}; there are {', '.join(CALIBRATORS)}.")
+        raise CalgpError(f"There is no calibrator {short_repr(name)}; there are {', '.join(CALIBRATORS)}.")
     return CALIBRATORS[name]
 
 
@@ -298,7 +298,7 @@ def to_json(calibrator: Calibrator) -> dict[str, Any]:
 def from_json(data: dict[str, Any]) -> Calibrator:
     """The calibrator of plain data, checked."""
     if not isinstance(data, dict) or not isinstance(data.get("calibrator"), str):
-        raise CalgpError(f"A calibrator is a table with its name under 'calibrator', not {brief(data)}.")
+        raise CalgpError(f"A calibrator is a table with its name under 'calibrator', not {short_repr(data)}.")
     kind = find(data["calibrator"])
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     try:
@@ -324,7 +324,7 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_numbers(each) for each in value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{brief(value)} is no finite number")
+        raise ValueError(f"{short_repr(value)} is no finite number")
     return value
 
 

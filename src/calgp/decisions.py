@@ -2,7 +2,7 @@
 
 Two kinds, each a frozen value that `fit` finds on held-out predictions and that is used on any others:
 
-- `Selection` answers where doubt is below a threshold and abstains elsewhere, so that answers err at most so often;
+- `Selection` answers where uncertainty is below a threshold and abstains elsewhere: answers err at most so often;
 - `PredictionSets` gives a set of classes for each image, which holds the true one at least so often (split conformal).
 
 Both promises are about images that are exchangeable with the hold-out, and need a hold-out that nothing else has been
@@ -16,22 +16,21 @@ fitted on: neither the model nor its calibrator. Everything is computed in float
 tensor([[ True,  True, False]])
 """
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from calgp.errors import CalgpError, brief
+from calgp.errors import CalgpError, short_repr
 
 LEVELS = 20  # counts of answered images that a guaranteed threshold is chosen from
 HALVINGS = 60  # of a bracket: beyond the precision of a float64
+STRICT = {"extra": "forbid"}  # a file that says more than this version knows describes another decision
 
-# --- doubt ---------------------------------------------------------------------------------------------------------
+# --- uncertainty -----------------------------------------------------------------------------------------------------
 
 SCORES: dict[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
     "confidence": lambda columns: 1 - columns["confidence"].double(),
@@ -40,8 +39,8 @@ SCORES: dict[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
 }
 
 
-def doubt(columns: Mapping[str, Tensor], score: str = "confidence") -> Tensor:
-    """How doubtful predictions [N] are: 1 − max p, the entropy or the mutual information; less is surer."""
+def uncertainty(columns: Mapping[str, Tensor], score: str = "confidence") -> Tensor:
+    """How uncertain predictions [N] are: 1 − max p, the entropy or the mutual information; less is surer."""
     return SCORES[_choice("score", score, SCORES)](columns)
 
 
@@ -50,9 +49,9 @@ def doubt(columns: Mapping[str, Tensor], score: str = "confidence") -> Tensor:
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """The error among the k least doubtful of N predictions, for k = 1 … N (El-Yaniv & Wiener 2010).
+    """The error among the k least uncertain of N predictions, for k = 1 … N (El-Yaniv & Wiener 2010).
 
-    Equal doubts are in no order: the errors of a tie are spread evenly over it, their mean over all orders.
+    Equal uncertainties are in no order: the errors of a tie are spread evenly over it, their mean over all orders.
     """
 
     coverage: Tensor  # k / N
@@ -72,8 +71,8 @@ class RiskCoverage:
         return self.aurc - ((k - right).clamp_min(0) / k).mean().item()
 
 
-def risk_coverage(doubt: Tensor, wrong: Tensor) -> RiskCoverage:
-    """The curve of doubts [N] and of what was wrong (bool [N]).
+def risk_coverage(uncertainty: Tensor, wrong: Tensor) -> RiskCoverage:
+    """The curve of uncertainties [N] and of what was wrong (bool [N]).
 
     >>> curve = risk_coverage(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([False, True, False, True]))
     >>> curve.risk
@@ -81,17 +80,18 @@ def risk_coverage(doubt: Tensor, wrong: Tensor) -> RiskCoverage:
     >>> round(curve.aurc, 4), round(curve.excess, 4)
     (0.3333, 0.125)
     """
-    doubt, wrong = _columns(doubt, wrong)
-    _, group, size = doubt.unique(return_inverse=True, return_counts=True)  # in rising order
+    uncertainty, wrong = _columns(uncertainty, wrong)
+    _, group, size = uncertainty.unique(return_inverse=True, return_counts=True)  # in rising order
     errors = torch.zeros(len(size), dtype=torch.float64).index_add_(0, group, wrong.double())
-    k = torch.arange(1, len(doubt) + 1, dtype=torch.float64)
+    k = torch.arange(1, len(uncertainty) + 1, dtype=torch.float64)
     return RiskCoverage(k / len(k), (errors / size).repeat_interleave(size).cumsum(0) / k)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Answers where doubt < threshold and abstains elsewhere; None answers everything, 0 nothing."""
+    """Answers where uncertainty < threshold and abstains elsewhere; None answers everything, 0 nothing."""
 
+    __pydantic_config__ = STRICT
     score: str
     error: float  # the target: P(wrong | answered) is to be no more
     confidence: float | None  # that the target holds, over the draw of the hold-out; None: only on the hold-out itself
@@ -101,15 +101,29 @@ class Selection:
     wrong: int  # of those
     warning: str | None = None
 
+    def __post_init__(self) -> None:
+        _choice("score", self.score, SCORES)
+        _share("error", self.error)
+        if self.confidence is not None:
+            _share("confidence", self.confidence)
+        if self.threshold is not None and not 0 <= self.threshold < math.inf:
+            raise ValueError(f"threshold {self.threshold} is no uncertainty")
+
     @classmethod
     def fit(
-        cls, doubt: Tensor, wrong: Tensor, *, error: float, confidence: float | None = 0.95, score: str = "confidence"
+        cls,
+        uncertainty: Tensor,
+        wrong: Tensor,
+        *,
+        error: float,
+        confidence: float | None = 0.95,
+        score: str = "confidence",
     ) -> "Selection":
-        """The threshold that answers most, of held-out doubts [N] and of what was wrong (bool [N]).
+        """The threshold that answers most, of held-out uncertainties [N] and of what was wrong (bool [N]).
 
         With a `confidence` 1 − δ (the default): P(wrong | answered) ≤ `error` with that probability over the draw of
         the hold-out. Some counts c of answered images are fixed before anything is seen; the threshold of c is the
-        doubt of the first image beyond, so that its answers are independent draws and their errors binomial. H_c, that
+        uncertainty of the first image beyond: its answers are independent draws, their errors binomial. H_c, that
         they err more often than the target, is rejected by the exact binomial tail (Clopper & Pearson 1934). The counts
         are tested in rising order by the fallback procedure (Wiens 2003): each has a share of δ (the first, the least
         that can pass without a mistake, a half; the others the rest in equal parts), and a rejected one hands what it
@@ -124,8 +138,8 @@ class Selection:
         """
         _choice("score", score, SCORES)
         _share("error", error)
-        doubt, wrong = _columns(doubt, wrong)
-        ranked, order = doubt.sort()
+        uncertainty, wrong = _columns(uncertainty, wrong)
+        ranked, order = uncertainty.sort()
         errors = wrong[order].cumsum(0).tolist()
         if confidence is None:
             best = _empirical(ranked, errors, error)
@@ -134,11 +148,11 @@ class Selection:
         threshold, answered = best
         missed = errors[answered - 1] if answered else 0
         told = _unreachable(ranked, error, confidence) if not answered else None
-        return cls(score, error, confidence, threshold, len(doubt), answered, missed, told)
+        return cls(score, error, confidence, threshold, len(uncertainty), answered, missed, told)
 
-    def abstains(self, doubt: Tensor) -> Tensor:
+    def abstains(self, uncertainty: Tensor) -> Tensor:
         """Where no answer is given (bool [N])."""
-        return doubt.double() >= (math.inf if self.threshold is None else self.threshold)
+        return uncertainty.double() >= (math.inf if self.threshold is None else self.threshold)
 
 
 def _empirical(ranked: Tensor, errors: list[int], error: float) -> tuple[float | None, int]:
@@ -158,7 +172,9 @@ def _guaranteed(ranked: Tensor, errors: list[int], error: float, delta: float) -
     for count, share in zip(counts, shares, strict=True):
         carried += share
         threshold = _cut(ranked, count)
-        answered = count if threshold is None else int((ranked < threshold).sum())  # fewer where doubts are equal
+        answered = (
+            count if threshold is None else int((ranked < threshold).sum())
+        )  # fewer where uncertainties are equal
         if answered and binomial_cdf(errors[answered - 1], answered, error) <= carried:
             best = (threshold, answered)
         else:
@@ -167,7 +183,7 @@ def _guaranteed(ranked: Tensor, errors: list[int], error: float, delta: float) -
 
 
 def _cut(ranked: Tensor, count: int) -> float | None:
-    """The doubt of the first image beyond `count`; None if there is none."""
+    """The uncertainty of the first image beyond `count`; None if there is none."""
     return None if count == len(ranked) else ranked[count].item()
 
 
@@ -184,7 +200,7 @@ def _unreachable(ranked: Tensor, error: float, confidence: float | None) -> str:
             f"without a mistake; there are {n:,}: the run {told}."
         )
     if n > 1 and ranked[0] == ranked[-1]:
-        return f"All held-out images have the same doubt, which tells none from another: the run {told}."
+        return f"All held-out images have the same uncertainty, which tells none from another: the run {told}."
     return f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: the run {told}."
 
 
@@ -251,6 +267,7 @@ class PredictionSets:
         by which coverage can only rise, above what was asked for.
     """
 
+    __pydantic_config__ = STRICT
     kind: str
     coverage: float
     by_class: bool
@@ -258,6 +275,14 @@ class PredictionSets:
     thresholds: tuple[float, ...]
     n: int  # held-out images
     classes: int
+
+    def __post_init__(self) -> None:
+        _choice("sets", self.kind, KINDS)
+        _share("coverage", self.coverage)
+        if len(self.thresholds) != (self.classes if self.by_class else 1):
+            raise ValueError(f"{len(self.thresholds)} thresholds for {self.classes} classes")
+        if not all(math.isfinite(threshold) for threshold in self.thresholds):
+            raise ValueError("thresholds must be finite")
 
     @classmethod
     def fit(
@@ -361,26 +386,6 @@ class Decisions:
     sets: PredictionSets | None
 
 
-def to_json(decisions: Decisions) -> dict[str, Any]:
-    """The decisions as plain data; `from_json` gives the same value back, to the bit."""
-    sets = None if decisions.sets is None else dataclasses.asdict(decisions.sets)
-    if sets is not None:
-        sets["thresholds"] = list(sets["thresholds"])
-    return {"selection": decisions.selection and dataclasses.asdict(decisions.selection), "sets": sets}
-
-
-def from_json(data: dict[str, Any]) -> Decisions:
-    """The decisions of plain data, checked."""
-    try:
-        selection, sets = data["selection"], data["sets"]
-        return Decisions(
-            None if selection is None else _selection(selection),
-            None if sets is None else _sets(sets),
-        )
-    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, CalgpError) as error:
-        raise CalgpError(f"The decisions are damaged ({str(error)[:200]}).") from None
-
-
 def check_wanted(
     *, error: float | None, confidence: float | None, score: str, coverage: float | None, sets: str
 ) -> None:
@@ -394,57 +399,29 @@ def check_wanted(
     _choice("sets", sets, KINDS)
 
 
-def _selection(data: dict[str, Any]) -> Selection:
-    found = Selection(**data)
-    _choice("score", found.score, SCORES)
-    _share("error", found.error)
-    if found.confidence is not None:
-        _share("confidence", found.confidence)
-    threshold = None if found.threshold is None else _number(found.threshold)
-    if threshold is not None and threshold < 0:
-        raise ValueError(f"threshold {threshold} is no doubt")
-    return dataclasses.replace(found, threshold=threshold)
-
-
-def _sets(data: dict[str, Any]) -> PredictionSets:
-    checked: dict[str, Any] = data | {"thresholds": tuple(map(_number, data["thresholds"]))}
-    found = PredictionSets(**checked)
-    _choice("sets", found.kind, KINDS)
-    _share("coverage", found.coverage)
-    if len(found.thresholds) != (found.classes if found.by_class else 1):
-        raise ValueError(f"{len(found.thresholds)} thresholds for {found.classes} classes")
-    return found
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{brief(value)} is no finite number")
-    return float(value)  # tensors are not compared with integers of more than 64 bits
-
-
 def _share(name: str, value: float) -> float:
     if not 0 < value < 1:  # also when it is NaN
         raise CalgpError(f"{name}={value:g} cannot be; it is a share between 0 and 1, such as 0.95 or 0.01.")
     return value
 
 
-def _choice(name: str, value: str, choices: Mapping[str, Any]) -> str:
+def _choice(name: str, value: str, choices: Mapping[str, object]) -> str:
     if value not in choices:
-        raise CalgpError(f"There is no {name} {value!r}; there are {', '.join(choices)}.")
+        raise CalgpError(f"There is no {name} {short_repr(value)}; there are {', '.join(choices)}.")
     return value
 
 
-def _columns(doubt: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
-    """Doubts and what was wrong, checked, in float64 and bool, on the CPU."""
-    if doubt.dim() != 1 or len(doubt) < 1 or wrong.shape != doubt.shape:
+def _columns(uncertainty: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
+    """Uncertainties and what was wrong, checked, in float64 and bool, on the CPU."""
+    if uncertainty.dim() != 1 or len(uncertainty) < 1 or wrong.shape != uncertainty.shape:
         raise CalgpError(
-            f"Doubts and errors are two columns [N] of at least one image, not {list(doubt.shape)} and "
+            f"Uncertainties and errors are two columns [N] of at least one image, not {list(uncertainty.shape)} and "
             f"{list(wrong.shape)}."
         )
-    doubt = doubt.detach().double().cpu()
-    if doubt.isnan().any():
-        raise CalgpError("Doubts must be numbers; some are NaN.")
-    return doubt, wrong.detach().bool().cpu()
+    uncertainty = uncertainty.detach().double().cpu()
+    if uncertainty.isnan().any():
+        raise CalgpError("Uncertainties must be numbers; some are NaN.")
+    return uncertainty, wrong.detach().bool().cpu()
 
 
 def _check_labels(y: Tensor, log_probs: Tensor) -> None:

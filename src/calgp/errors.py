@@ -1,6 +1,8 @@
-"""The one exception that calgp raises on purpose, and how it quotes what a file says."""
+"""The one exception that calgp raises on purpose, and how it quotes what a file or a user says."""
 
 import reprlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -14,13 +16,41 @@ class CalgpError(Exception):
     alone = False  # whether only one of several processes has met it, so that the first cannot tell of it
 
 
-def brief(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value for a message, however large or deep it is.
 
-    >>> brief(list(range(100)))
+    >>> short_repr(list(range(100)))
     '[0, 1, 2, 3, 4, 5, ...]'
     """
-    return _BRIEF.repr(value)
+    return _REPR.repr(value)
+
+
+def name_error(missing: str, name: object, known: Iterable[str], *, more: str = "") -> CalgpError:
+    """The error of a name that is not there, with the nearest one that is; `more` is said behind those that are known.
+
+    >>> name_error("There is no method", "cnn-mdc", ["cnn", "cnn-mcd"])
+    CalgpError("There is no method 'cnn-mdc'; did you mean 'cnn-mcd'? Known: cnn, cnn-mcd.")
+    """
+    known = list(known)
+    near = nearest(str(name), known)
+    hint = f"did you mean {near!r}? Known" if near else "known"
+    return CalgpError(
+        f"{missing} {short_repr(name)}; {hint}: {', '.join([*known, *([more] if more else [])]) or 'none'}."
+    )
+
+
+def path_error(what: str, path: Path) -> CalgpError:
+    """The error of a path that is not there, with the nearest one beside it that is."""
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = nearest(path.name, beside)
+    return CalgpError(f"There is no {what} {path}" + (f"; did you mean {path.parent / near}?" if near else "."))
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one, if any is."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name[:80].lower(), list(known), n=1)), None)
 
 
 def printable(text: str) -> str:
@@ -32,5 +62,5 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\n" else "�" for sign in text)
 
 
-_BRIEF = reprlib.Repr()
-_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 80
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80

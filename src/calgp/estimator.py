@@ -1,8 +1,8 @@
-"""calgp's classifiers for scikit-learn: arrays in, labels, probabilities and doubt out."""
+"""calgp's classifiers for scikit-learn: arrays in, labels, probabilities and uncertainty out."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, make_dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -17,37 +17,39 @@ from torch import Tensor
 
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Predictive
-from calgp.runs import Interrupted, Predictor, Run, RunFolder, Step, TrainingData, from_json, open_device, train
+from calgp.gp import Batch, Engine, Predictive
+from calgp.options import like, option, options_of
+from calgp.run import Run, default_name
+from calgp.runs import Classifier, Interrupted, RunFolder, Step, TrainingData, from_json, open_device, train_run
 
 BATCH = 100
 CHANNELS = (1, 3, 4)
 
 
-class ConvGPClassifier(ClassifierMixin, BaseEstimator):
-    """Any of calgp's methods as a scikit-learn classifier that also says how much it doubts.
+# the options of a run that an estimator has under scikit-learn's names, or that make no sense of arrays
+OWN = {
+    "method", "backbone", "source", "size", "colour", "train_size", "split_seed", "seed", "holdout", "patience",
+    "class_weights",
+}  # fmt: skip
+RUN_OPTIONS = {name: each for name, each in options_of(Run).items() if name not in OWN}
+RunParameters: Any = make_dataclass(
+    "RunParameters", [(name, each.type, like(Run, name)) for name, each in RUN_OPTIONS.items()],
+    kw_only=True, eq=False, repr=False,
+)  # fmt: skip
 
-    Args:
-        method, backbone: names in `calgp.METHODS` and `calgp.BACKBONES`, or values of theirs.
-        method_options, backbone_options: what differs from them: `method_options={"depth": 2}`.
-        image_shape: (height, width) or (height, width, channels) of X that is flat, [N, d]. None takes each row for a
-            grey picture of one line.
-        channels: where X of four dimensions has its channels: last, [N, H, W, C], first, [N, C, H, W], or auto: where
-            there are 1, 3 or 4 of them, and an error if that is true of both or of neither.
-        pixel_range: (black, white) of pixels that are not uint8. None takes (0, 1) if the training images lie in it,
-            else their least and greatest value. Pixels are kept in 8 bits, and cut off outside the range.
-        class_weight: None, balanced, or weights by label, 1 for those not named; the likelihood term is then
-            Σ_i w_{y_i} E_q log p(y_i | x_i).
-        augment, crop, normalise: changes of the training images, and of all: see `calgp.Run`.
-        epochs, batch_size, learning_rate, schedule: see `calgp.Run`.
-        early_stopping, patience, validation_fraction: keep a share of the training images aside; stop after `patience`
-            epochs without a better MNLL of one half of it, and keep the best state. The other half is what a method
-            that calibrates (cnn-cal) uses; such a method keeps the share even without early stopping.
-        n_samples: S, the draws of the masks that a prediction averages.
-        random_state: a number is the seed of everything that is random, as in `calgp.Run`.
-        device: auto, cpu, cuda, cuda:1, mps …
-        precision: 32-true, 64-true, bf16-mixed …, of training; 64-true predicts in double precision, too.
-        verbose: 1 prints a line an epoch.
+
+@dataclass(eq=False, repr=False)
+class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
+    """Any of calgp's methods as a scikit-learn classifier that also says how uncertain it is.
+
+    Parameters are the fields below, and all options of `calgp.Run` that have a meaning for arrays, with their names and
+    defaults: epochs, learning_rate, augment and others. `calgp train --help` explains them.
+
+    >>> ConvGPClassifier("cnn-mcd", epochs=3).get_params()["batch_size"]
+    100
+
+    The training is that of `calgp.train`, with the same numbers for the same seed. In prediction all images see the
+    same S draws, so that what is predicted for one depends neither on the others in X nor on its place among them.
 
     Attributes:
         classes_: the labels.
@@ -57,61 +59,42 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
         image_shape_: (channels, height, width).
         pixel_range_: the range in use; None for uint8.
         n_features_in_: of flat X the number of pixels, else the second dimension of X.
-
-    The training is that of `calgp.train`, with the same numbers for the same seed. In prediction all images see the
-    same S draws, so that what is predicted for one depends neither on the others in X nor on its place among them.
     """
 
-    def __init__(
-        self,
-        method: Any = "cnn-gp-sorf",
-        *,
-        backbone: Any = "lenet",
-        method_options: Mapping[str, Any] | None = None,
-        backbone_options: Mapping[str, Any] | None = None,
-        image_shape: tuple[int, ...] | None = None,
-        channels: str = "auto",
-        pixel_range: tuple[float, float] | None = None,
-        class_weight: str | Mapping[Any, float] | None = None,
-        augment: tuple[str, ...] = (),
-        crop: int = 4,
-        normalise: str = "none",
-        epochs: float = 10.0,
-        batch_size: int = 100,
-        learning_rate: float = 1e-3,
-        schedule: str = "constant",
-        early_stopping: bool = False,
-        patience: int = 5,
-        validation_fraction: float = 0.1,
-        n_samples: int = 50,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        precision: str = "32-true",
-        verbose: int = 0,
-    ) -> None:
-        self.method = method
-        self.backbone = backbone
-        self.method_options = method_options
-        self.backbone_options = backbone_options
-        self.image_shape = image_shape
-        self.channels = channels
-        self.pixel_range = pixel_range
-        self.class_weight = class_weight
-        self.augment = augment
-        self.crop = crop
-        self.normalise = normalise
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.schedule = schedule
-        self.early_stopping = early_stopping
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.n_samples = n_samples
-        self.random_state = random_state
-        self.device = device
-        self.precision = precision
-        self.verbose = verbose
+    method: Any = option(default_name("method"), "A name in `calgp.METHODS`, or a value of it.")
+    _: KW_ONLY
+    backbone: Any = option(default_name("backbone"), "A name in `calgp.BACKBONES`, or a value of it.")
+    method_options: Mapping[str, Any] | None = option(None, 'What differs from the method: {"depth": 2}.')
+    backbone_options: Mapping[str, Any] | None = option(None, 'What differs from the backbone: {"n": 2}.')
+    image_shape: tuple[int, ...] | None = option(
+        None, "(height, width) or (height, width, channels) of X that is flat, [N, d]; without, an image is one line."
+    )
+    channels: str = option(
+        "auto", "Where X of four dimensions has them: first, last, or auto: where there are 1, 3 or 4 of them."
+    )
+    pixel_range: tuple[float, float] | None = option(
+        None, "(black, white) of pixels that are not uint8; without, (0, 1) or the range of the training images."
+    )
+    class_weight: str | Mapping[Any, float] | None = option(
+        None, "Weights in the likelihood term: balanced, or by label, 1 for those not named."
+    )
+    early_stopping: bool = option(
+        False, "Stop after `patience` epochs without a better MNLL of half of the held-out images; keep the best state."
+    )
+    patience: int = option(5, "Epochs, see `early_stopping`.")
+    validation_fraction: float = option(
+        0.1, "Share of the training images kept for early stopping, and for a method that calibrates."
+    )
+    passes: int | None = option(
+        None, "Of the network for a prediction; without, 1 where the last layer is integrated, 50 samples elsewhere."
+    )
+    engine: Engine | None = option(None, "moments or samples (see `calgp.predict`); without, as the method is trained.")
+    random_state: int | np.random.RandomState | None = option(
+        None, "A number is the seed of everything that is random, as in `calgp.Run`."
+    )
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps …")
+    precision: str = option("32-true", "Of training: 32-true, bf16-mixed …; 64-true predicts in double precision, too.")
+    verbose: int = option(0, "1 prints a line an epoch.")
 
     def fit(self, X: Any, y: Any) -> "ConvGPClassifier":
         """Train on images X and their labels y."""
@@ -134,10 +117,11 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         x = self._read(X)
         fabric = open_device(self.device)
-        predictor = Predictor(self.model_.to(fabric.device), self.calibrator_)
+        classifier = Classifier(self.model_, self.card_, calibration=self.calibration_, fabric=fabric)
         try:
+            how = classifier.passes(self.passes, self.engine)
             batches = _batches(x, next(self.model_.parameters()))
-            return Predictive.cat(predictor.predict(batches, samples=_samples(self.n_samples), seed=self.run_.seed))
+            return Predictive.cat(classifier.predict_batches(batches, how, seed=self.run_.seed))
         finally:
             self.model_.cpu()  # so that it can be pickled for any machine
 
@@ -151,7 +135,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[labels]
 
     def entropy(self, X: Any) -> np.ndarray:
-        """How much is in doubt, in nats: 0 where it is sure, log Q where it knows nothing."""
+        """The uncertainty in nats: 0 where it is certain, log Q where it knows nothing."""
         return self.predictive(X).entropy.numpy()
 
     def save(self, path: Path | str) -> RunFolder:
@@ -177,11 +161,8 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
         """The description of the training, checked."""
         state = self.random_state
         seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1)
-        options: dict[str, Any] = {
-            "source": "arrays", "class_weights": self._weights(), "augment": tuple(self.augment), "crop": self.crop,
-            "normalise": self.normalise, "epochs": self.epochs, "batch_size": self.batch_size,
-            "learning_rate": self.learning_rate, "schedule": self.schedule, "seed": seed,
-        }  # fmt: skip
+        options: dict[str, Any] = {name: getattr(self, name) for name in RUN_OPTIONS}
+        options |= {"source": "arrays", "class_weights": self._weights(), "seed": seed}
         given = {"method": (self.method, self.method_options), "backbone": (self.backbone, self.backbone_options)}
         ready = {}
         for what, (chosen, differing) in given.items():
@@ -205,7 +186,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
     def _train(self, data: TrainingData) -> None:
         epoch = -(-len(data.train) // self.run_.batch_size)
 
-        def tell(step: Step) -> None:
+        def report(step: Step) -> None:
             if self.verbose and (step.step % epoch == 0 or step.step == step.steps):
                 parts = f"negative log-likelihood term {step.nll.item():.4f}, KL term {step.kl.item():.4f}"
                 print(f"step {step.step} of {step.steps}: {parts}")
@@ -213,13 +194,15 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
         with tempfile.TemporaryDirectory(prefix="calgp-") as place:
             folder = RunFolder(place)
             try:
-                self.model_ = train(
-                    self.run_, folder, open_device(self.device, self.precision), data=data, watch=tell
-                ).cpu()
+                trained = train_run(
+                    self.run_, folder, open_device(self.device, self.precision), data=data, watch=report
+                )
             except Interrupted:  # its advice to resume is for run folders that stay
                 raise KeyboardInterrupt from None
-            self.card_, self.history_ = folder.card(), folder.log()
-            self.calibration_, self.calibrator_ = folder.calibration(), folder.calibrator()
+            model = trained.model.cpu()
+            self.model_ = model.double() if self.precision == "64-true" else model
+            self.card_, self.history_ = trained.card, folder.log()
+            self.calibration_, self.calibrator_ = trained.calibration, trained.calibrator
 
     def _read(self, X: Any) -> Tensor:
         """Pictures to predict, as those that were learned."""
@@ -241,7 +224,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator):
 def arranged(X: np.ndarray, image_shape: tuple[int, ...] | None, channels: str) -> np.ndarray:
     """X as [N, C, H, W], channels where they were said or found to be."""
     if channels not in ("auto", "first", "last"):
-        raise ValueError(f"channels={channels!r} is not known; it is 'first', 'last' or 'auto'.")
+        raise ValueError(f"Invalid channels={channels!r}: must be first, last or auto.")
     if X.ndim == 2:
         return _unflattened(X, image_shape)
     if X.ndim == 3:
@@ -273,7 +256,9 @@ def _range(pictures: np.ndarray, given: tuple[float, float] | None) -> tuple[flo
     if given is not None:
         low, high = given
         if not -np.inf < low < high < np.inf:
-            raise ValueError(f"pixel_range={given} cannot be; it is (black, white) with black below white.")
+            raise ValueError(
+                f"Invalid pixel_range={given}: must be (black, white) with black below white, such as (0, 1)."
+            )
         return float(low), float(high)
     low, high = float(pictures.min()), float(pictures.max())
     if low >= 0 and high <= 1:
@@ -294,9 +279,3 @@ def _batches(x: Tensor, like: Tensor) -> Iterator[Batch]:
     """All rows are 0: the masks of an image are keyed by its row, and here its place in X should not matter."""
     for part in x.split(BATCH):
         yield part.float().div_(255).to(like), torch.zeros(len(part), dtype=torch.long, device=like.device)
-
-
-def _samples(count: int) -> int:
-    if count < 1:
-        raise ValueError(f"n_samples={count} cannot be; it must be at least 1.")
-    return count

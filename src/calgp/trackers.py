@@ -14,6 +14,7 @@ from typing import Any
 
 from calgp.errors import CalgpError
 from calgp.runs import RunFolder, Step, to_json
+from calgp.runs.results import LogRecord
 
 EVERY = 100  # steps between two looks into the log
 ARTIFACTS = ("run.json", "log.jsonl", "calibration.json", "report.html", "scores-*.json")  # model: see `track`
@@ -43,24 +44,26 @@ def parameters(folder: RunFolder) -> dict[str, Any]:
     return flat | {f"task.{name}": value for name, value in asdict(card.task).items()}
 
 
-def logged(records: list[dict[str, Any]]) -> Iterator[Scalar]:
+def logged(records: list[LogRecord]) -> Iterator[Scalar]:
     """The numbers of log.jsonl: train/nll, train/kl, holdout/err …"""
     for record in records:
-        for name, value in record.items():
+        for name, value in vars(record).items():
             if name not in ("kind", "step", "n") and isinstance(value, int | float):
-                yield f"{record['kind']}/{name}", float(value), int(record["step"])
+                yield f"{record.kind}/{name}", float(value), record.step
 
 
 def scored(folder: RunFolder, step: int) -> Iterator[Scalar]:
     """The numbers of scores-*.json: mnist/err, mnist/ece, notmnist/entropy_auroc …; calibrated, mnist.platt/err …"""
     for found in [*folder.evaluations(), *folder.shifted()]:
-        place = found["source"].replace(":", "-").replace("~", "-")
-        place += f".{found['calibrator']}" if found.get("calibrator") else ""
-        values = {name: value for name, value in found.get("scores", {}).items() if name != "n"}
-        values["mean_entropy"] = found["mean_entropy"]
-        for doubt, measures in (found.get("ood") or {}).items():
-            values |= {f"{doubt}_{name}": measure["value"] for name, measure in measures.items()}
-        yield from ((f"{place}/{name}", float(value), step) for name, value in values.items() if value is not None)
+        place = found.source.replace(":", "-").replace("~", "-")
+        place += f".{found.calibrator}" if found.calibrator else ""
+        values = (
+            {} if found.scores is None else {name: value for name, value in vars(found.scores).items() if name != "n"}
+        )
+        values["mean_entropy"] = found.mean_entropy
+        for score, numbers in (found.ood or {}).items():
+            values |= {f"{score}_{name}": number.value for name, number in vars(numbers).items()}
+        yield from ((f"{place}/{name}", float(value), step) for name, value in values.items())
 
 
 @contextmanager
@@ -112,11 +115,11 @@ def _summary_writer(directory: Path) -> Any:
 
 def _to_mlflow(folder: RunFolder, where: str, model: bool) -> str:
     card, records = folder.card(), folder.log()
-    started = _milliseconds(card.environment.get("started"))
+    started = _milliseconds(card.environment.started)
     with _mlflow(where) as (mlflow, client):
         experiment = client.get_experiment_by_name("calgp")
         number = experiment.experiment_id if experiment else client.create_experiment("calgp")
-        tags = {"calgp": str(card.environment.get("calgp")), "folder": str(folder.path)}
+        tags = {"calgp": str(card.environment.calgp), "folder": str(folder.path)}
         run = client.create_run(number, start_time=started, run_name=folder.name, tags=tags).info.run_id
         params = [mlflow.entities.Param(name, str(value)[:500]) for name, value in parameters(folder).items()]
         client.log_batch(run, params=params)
@@ -134,13 +137,13 @@ def _to_mlflow(folder: RunFolder, where: str, model: bool) -> str:
 @contextmanager
 def _mlflow(where: str) -> Iterator[tuple[Any, Any]]:
     """MLflow and a client of the store; a directory is a store of files, which MLflow takes only if it is told to."""
-    told = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+    settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
     address = where
     if "://" not in where:
-        told["MLFLOW_ALLOW_FILE_STORE"] = "true"
+        settings["MLFLOW_ALLOW_FILE_STORE"] = "true"
         address = Path(where).resolve().as_uri()
-    before = {name: os.environ.get(name) for name in told}
-    os.environ |= {name: value for name, value in told.items() if name not in os.environ}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= {name: value for name, value in settings.items() if name not in os.environ}
     try:
         try:
             import mlflow
@@ -160,8 +163,8 @@ def _mlflow(where: str) -> Iterator[tuple[Any, Any]]:
 TRACKERS: dict[str, Callable[[RunFolder, str, bool], str]] = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}
 
 
-def _last(records: list[dict[str, Any]]) -> int:
-    return records[-1]["step"] if records else 0
+def _last(records: list[LogRecord]) -> int:
+    return records[-1].step if records else 0
 
 
 def _milliseconds(time: str | None) -> int:

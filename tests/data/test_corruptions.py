@@ -184,10 +184,10 @@ def test_jpeg_is_pillows(severity, channels):
 @pytest.mark.parametrize(
     ("kind", "severity", "seed", "message"),
     [
-        ("fog", 3, 0, "no corruption 'fog'; there are noise, blur, contrast, rotation, occlusion, jpeg"),
+        ("fog", 3, 0, "Invalid corruption 'fog': must be one of noise, blur, contrast, rotation, occlusion, jpeg"),
         ("noise", 0, 0, "severity=0"),
         ("noise", 6, 0, "1 .slight. to 5"),
-        ("noise", 1, -1, "seed -1"),
+        ("noise", 1, -1, "seed=-1"),
     ],
 )
 def test_what_is_not_known_is_refused(kind, severity, seed, message):
@@ -200,8 +200,8 @@ def test_corruptions_are_read_from_text():
     assert Corruption.parse("jpeg") == [Corruption("jpeg", severity) for severity in SEVERITIES]
     for text, message in {
         "noise:": "KIND:SEVERITY", "noise:x": "KIND:SEVERITY", "noise:-1": "KIND:SEVERITY",
-        "noise:1:2": "KIND:SEVERITY", "noise:0": "severity=0", "": "no corruption ''", ":3": "no corruption ''",
-        "Noise:3": "no corruption 'Noise'",
+        "noise:1:2": "KIND:SEVERITY", "noise:0": "severity=0", "": "Invalid corruption ''",
+        ":3": "Invalid corruption ''", "Noise:3": "Invalid corruption 'Noise'",
     }.items():  # fmt: skip
         with pytest.raises(CalgpError, match=message):
             Corruption.parse(text)

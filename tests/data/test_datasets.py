@@ -63,7 +63,7 @@ def test_class_names_are_given_or_the_data_sets_own():
     assert from_dataset(dataset).classes == ("cat", "dog")
     assert from_dataset(DataLoader(dataset)).classes == ("cat", "dog")
     assert from_dataset(dataset, ["a", "b", "c"]).classes == ("a", "b", "c")
-    with pytest.raises(CalgpError, match="1 classes were given"):
+    with pytest.raises(CalgpError, match="must be from 0 to 0, as there are 1 classes"):
         from_dataset(dataset, ["a"])
 
 
@@ -73,17 +73,17 @@ def test_class_names_are_given_or_the_data_sets_own():
         ([(X[0].float() / 255 - 0.5, 0)], "leave out normalisation"),
         ([(X[0].float(), 0)], "divide 0 … 255 by 255"),
         ([(torch.full((1, 2, 2), float("nan")), 0)], "from nan"),
-        ([(X[0].long(), 0)], "expected uint8"),
+        ([(X[0].long(), 0)], "must be uint8"),
         ([(X[0], 0.5)], "one integer"),
         ([(X[0], torch.tensor([0, 1]))], "one integer"),
         ([(X[0], True)], "one integer"),
         ([(X[0], -1)], "from -1"),
-        ([(X[0], 0), (X[1, :, :4], 1)], "all must share one"),
-        ([(X[0].numpy()[:, :, :3], 0)], "channels first or last"),
-        ([(X, 0)], r"expected \[C, H, W\]"),
-        ([("cat.png", 0)], "is a str"),
-        ([(X[0], 0, 0)], "pairs"),
-        ([X[0]], "pairs"),
+        ([(X[0], 0), (X[1, :, :4], 1)], "must have the shape of image 0"),
+        ([(X[0].numpy()[:, :, :3], 0)], "channels either first or last"),
+        ([(X, 0)], r"must be \[C, H, W\]"),
+        ([("cat.png", 0)], "of type str"),
+        ([(X[0], 0, 0)], r"must be a pair \(image, label\)"),
+        ([X[0]], r"must be a pair \(image, label\)"),
         ([], "empty"),
     ],
 )
@@ -93,5 +93,5 @@ def test_what_cannot_be_read_is_refused_with_its_place(pairs, message):
 
 
 def test_something_else_is_no_data_set():
-    with pytest.raises(CalgpError, match="got a int"):
+    with pytest.raises(CalgpError, match="data set of type int"):
         from_dataset(3)  # type: ignore[arg-type]

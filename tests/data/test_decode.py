@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calgp.data.decode import LARGEST_FILE, read_picture, survey
+from calgp.data.decode import MAX_FILE_BYTES, read_header, read_image
 from calgp.errors import CalgpError
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
@@ -18,7 +18,7 @@ RGB = np.stack([GREY, GREY[::-1], 255 - GREY], -1)
 def read(picture: Image.Image, form="PNG", size=None, colour=None, **options) -> np.ndarray:
     file = io.BytesIO()
     picture.save(file, form, **options)
-    return read_picture(io.BytesIO(file.getvalue()), name="it", size=size, colour=colour)
+    return read_image(io.BytesIO(file.getvalue()), name="it", size=size, colour=colour)
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "GIF"])
@@ -61,7 +61,7 @@ def test_a_turned_photograph_is_set_upright(tmp_path):
     exif[0x0112] = 6  # the camera was turned: rotate by 270°
     assert np.array_equal(read(Image.fromarray(GREY), exif=exif.tobytes()), np.rot90(GREY, 3)[None])
     Image.fromarray(GREY).save(tmp_path / "a.png", exif=exif.tobytes())
-    assert survey(tmp_path / "a.png") == (True, (3, 4))
+    assert read_header(tmp_path / "a.png") == (True, (3, 4))
 
 
 def test_size_and_colour_are_as_asked():
@@ -71,13 +71,13 @@ def test_size_and_colour_are_as_asked():
 
 
 def test_bombs_and_damage_are_refused_by_name(monkeypatch):
-    monkeypatch.setattr("calgp.data.decode.MOST_PIXELS", 8)
+    monkeypatch.setattr("calgp.data.bombs.MAX_PIXELS", 8)
     for width in (4, 40):
-        with pytest.raises(CalgpError, match=r"it is not a readable picture.*decompression bomb"):
+        with pytest.raises(CalgpError, match=r"it is not a readable image.*decompression bomb"):
             read(Image.new("L", (width, 3)))
     for content in (b"", b"%!PS-Adobe-3.0 EPSF-3.0", b"\x89PNG\r\n\x1a\n" + bytes(40)):
-        with pytest.raises(CalgpError, match="it is not a readable picture"):
-            read_picture(io.BytesIO(content), name="it", size=None, colour=None)
+        with pytest.raises(CalgpError, match="it is not a readable image"):
+            read_image(io.BytesIO(content), name="it", size=None, colour=None)
 
 
 def test_damaged_pictures_raise_only_our_error():
@@ -89,9 +89,9 @@ def test_damaged_pictures_raise_only_our_error():
             broken = np.frombuffer(file.getvalue(), np.uint8)[: chance.integers(1, len(file.getvalue()) + 1)].copy()
             broken[chance.integers(len(broken))] = chance.integers(256)
             try:
-                assert read_picture(io.BytesIO(broken.tobytes()), name="it", size=4, colour="rgb").shape == (3, 4, 4)
+                assert read_image(io.BytesIO(broken.tobytes()), name="it", size=4, colour="rgb").shape == (3, 4, 4)
             except CalgpError as error:
-                assert str(error).startswith("it is not a readable picture")
+                assert str(error).startswith("it is not a readable image")
 
 
 def test_a_bomb_is_refused_before_it_unfolds():
@@ -104,20 +104,20 @@ def test_a_bomb_is_refused_before_it_unfolds():
     assert len(file.getvalue()) < 20_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CalgpError, match="10000 × 10000 pixels; at most 67108864 are decoded"):
-        read_picture(file, name="it", size=8, colour="rgb")
+        read_image(file, name="it", size=8, colour="rgb")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
 
 
 def test_a_file_that_is_too_large_or_none_is_not_opened(tmp_path):
     (tmp_path / "a.webp").write_bytes(b"RIFF")
-    os.truncate(tmp_path / "a.webp", LARGEST_FILE + 1)  # Pillow would read it whole
+    os.truncate(tmp_path / "a.webp", MAX_FILE_BYTES + 1)  # Pillow would read it whole
     os.mkfifo(tmp_path / "b.png")  # and wait for this one
     for name, why in (("a.webp", "at most 268435456 are read"), ("b.png", "no regular file"), ("c.png", "no regular")):
         with pytest.raises(CalgpError, match=why):
-            read_picture(tmp_path / name, name=name, size=None, colour=None)
-        assert survey(tmp_path / name) is None
+            read_image(tmp_path / name, name=name, size=None, colour=None)
+        assert read_header(tmp_path / name) is None
 
 
 def test_a_size_that_no_picture_has_is_refused():
-    with pytest.raises(CalgpError, match="size=1000000000 is no picture size"):
+    with pytest.raises(CalgpError, match="Invalid size=1000000000: must be the side"):
         read(Image.fromarray(GREY), size=10**9)

@@ -39,14 +39,14 @@ def test_idx_is_read_packed_or_not_whatever_its_name(array, pack, tmp_path):
         (b"", "starts with"),
         (b"\x00\x00", "starts with"),
         (b"<html>not found</html>", "starts with 3c68746d"),
-        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "no idx file of uint8"),
-        (b"\x00\x00\x08\x00", "no idx file of uint8"),
-        (b"\x00\x00\x08\x09", "no idx file of uint8"),
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", "Invalid idx file"),
+        (b"\x00\x00\x08\x00", "Invalid idx file"),
+        (b"\x00\x00\x08\x09", "Invalid idx file"),
         (b"\x00\x00\x08\x02\x00\x00", "ends inside its header"),
         (idx(Y)[:-1], "only 4"),
         (idx(Y) + b"a", "holds more"),
-        (b"\x00\x00\x08\x01\x00\x00\x00\x00", "declares the shape"),
-        (b"\x00\x00\x08\x03" + b"\xff" * 12, "declares the shape"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x00", "Invalid shape"),
+        (b"\x00\x00\x08\x03" + b"\xff" * 12, "Invalid shape"),
     ],
 )
 def test_wrong_idx_files_are_refused_by_name(content, message, pack, tmp_path):
@@ -125,7 +125,7 @@ def test_cifars_two_versions_hold_the_same(protocol, tmp_path):
 def test_wrong_cifar_batches_are_refused_by_name(content, tmp_path):
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps(content, 2))
-    with pytest.raises(CalgpError, match=r"data_batch_1.*fetch or copy it anew"):
+    with pytest.raises(CalgpError, match=r"data_batch_1.*download or copy it again"):
         read_cifar_pickle(path, "labels")
     with pytest.raises(CalgpError, match="data_batch_1"):
         read_cifar_names(path, "label_names")
@@ -160,8 +160,8 @@ def test_a_gzip_bomb_takes_no_more_than_it_declares():
     assert peak < 1_000_000  # a bomb of 50 MB
 
 
-def test_more_pictures_than_any_set_has_are_refused_by_the_header():
-    with pytest.raises(CalgpError, match="16777216 pictures"):
+def test_more_images_than_any_set_has_are_refused_by_the_header():
+    with pytest.raises(CalgpError, match="16777216 images"):
         read_idx(bytes([0, 0, 8, 1]) + struct.pack(">I", 2**24 + 1))
 
 
@@ -169,7 +169,7 @@ def test_more_pictures_than_any_set_has_are_refused_by_the_header():
     "read", [lambda path: read_cifar_pickle(path, "labels"), lambda path: read_cifar_binary(path, 1)]
 )
 def test_a_cifar_file_of_any_size_is_refused_in_little_memory(tmp_path, monkeypatch, read):
-    monkeypatch.setattr("calgp.data.formats.LARGEST_CIFAR", 2**20)
+    monkeypatch.setattr("calgp.data.formats.MAX_CIFAR_BYTES", 2**20)
     (tmp_path / "file").touch()
     os.truncate(tmp_path / "file", 2**40)  # a sparse file: it takes no room
     tracemalloc.start()

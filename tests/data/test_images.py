@@ -4,6 +4,7 @@ import torch
 from PIL import Image
 
 from calgp.data import Images
+from calgp.data.files import FileNames
 from calgp.data.images import stratified
 from calgp.errors import CalgpError
 
@@ -23,12 +24,12 @@ def images(counts=(40, 30, 50), channels=1, size=8, seed=0) -> Images:
         ({"x": torch.zeros(3, 1, 2, 2)}, "uint8"),
         ({"x": torch.zeros(3, 2, 2, dtype=torch.uint8)}, r"\[N, C, H, W\]"),
         ({"x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "y": torch.zeros(0).long()}, "at least one"),
-        ({"y": torch.zeros(2).long()}, "Labels are int64"),
-        ({"y": torch.zeros(3)}, "Labels are int64"),
-        ({"y": torch.tensor([0, 1, 2])}, "from 0 to 2, but 2 classes"),
+        ({"y": torch.zeros(2).long()}, r"Invalid labels of .*: must be int64 \[3\]"),
+        ({"y": torch.zeros(3)}, r"Invalid labels of .*: must be int64 \[3\]"),
+        ({"y": torch.tensor([0, 1, 2])}, "from 0 to 2: must be from 0 to 1, as there are 2 classes"),
         ({"y": torch.tensor([0, -1, 1])}, "from -1"),
-        ({"rows": torch.zeros(2).long()}, "Rows are int64"),
-        ({"names": ("a",)}, "file names"),
+        ({"rows": torch.zeros(2).long()}, r"Invalid rows of .*: must be int64 \[3\]"),
+        ({"names": FileNames.of(["a"])}, "file names"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -52,10 +53,10 @@ def test_pixels_are_bytes_over_255():
     assert data.x.dtype == torch.uint8 and len(data.pixels()) == len(data)
 
 
-def test_take_keeps_rows_and_names_with_their_pictures():
+def test_take_keeps_rows_and_names_with_their_images():
     data = images()
     part = data.take(torch.tensor([7, 3])).take(torch.tensor([False, True]))
-    assert part.rows.tolist() == [3] and part.names == ("3.png",)
+    assert part.rows.tolist() == [3] and list(part.names or ()) == ["3.png"]
     assert torch.equal(part.x[0], data.x[3]) and part.y[0] == data.y[3]
 
 
@@ -87,10 +88,10 @@ def test_balanced_over_everything_keeps_the_natural_balance():
         (31, "such as 30"),
         (32, "such as 33"),
         (1, "such as 3"),
-        (0, "0 pictures"),
-        (-3, "there are 120"),
-        (123, "there are 120"),
-        (93, "class 'b' has 30; ask for at most 90"),
+        (0, "train_size=0: must be from 3 to 120"),
+        (-3, "must be from 3 to 120"),
+        (123, "must be from 3 to 120"),
+        (93, "must be at most 90, or all 120, as class 'b' has 30 images"),
     ],
 )
 def test_balanced_refuses_numbers_that_cannot_be(n, message):
@@ -127,7 +128,7 @@ def test_a_lone_picture_is_not_held_out():
 
 @pytest.mark.parametrize("held_out", [0.0, 1.0, -0.1, 1.5, float("nan"), 0, 120, -1])
 def test_split_refuses_what_leaves_a_part_empty(held_out):
-    with pytest.raises(CalgpError, match="held out"):
+    with pytest.raises(CalgpError, match="Invalid holdout="):
         images().split(held_out, seed=0)
 
 
@@ -163,7 +164,7 @@ def test_resized_agrees_with_pillows_bilinear(size):
     assert np.abs(data.resized(size).x.numpy().astype(int) - expected).max() <= 2
 
 
-def test_resized_keeps_constant_pictures_and_rows():
+def test_resized_keeps_constant_images_and_rows():
     data = Images.of(torch.full((2, 1, 28, 28), 200, dtype=torch.uint8), torch.tensor([0, 1]), ("a", "b"))
     assert torch.equal(data.resized(32).x, torch.full((2, 1, 32, 32), 200, dtype=torch.uint8))
     assert data.resized(28) is data
@@ -171,7 +172,7 @@ def test_resized_keeps_constant_pictures_and_rows():
 
 def test_impossible_forms_are_refused():
     for size in (0, -1, 10**6):
-        with pytest.raises(CalgpError, match="no picture size"):
+        with pytest.raises(CalgpError, match="must be the side in pixels"):
             images().resized(size)
     with pytest.raises(CalgpError, match="'grey' or 'rgb'"):
         images().coloured("blue")  # type: ignore[arg-type]

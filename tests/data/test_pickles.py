@@ -2,6 +2,7 @@ import contextlib
 import os
 import pickle
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -106,9 +107,19 @@ def test_damage_is_refused_or_read_and_nothing_else(protocol):
 @pytest.mark.parametrize("opcodes", [b"}", b"]\x94", b"(", b"K\x01\x94"], ids=["tables", "lists", "marks", "numbers"])
 def test_a_pickle_of_countless_objects_is_refused(opcodes, monkeypatch):
     """A byte makes an object of a hundred: what may be made is counted."""
-    monkeypatch.setattr("calgp.data.pickles.MOST", 1000)
+    monkeypatch.setattr("calgp.data.pickles.MAX_OPCODES", 1000)
     with pytest.raises(CalgpError, match="more than 1000 opcodes"):
         read_pickle(b"\x80\x04" + opcodes * 1001 + b".")
+
+
+def test_a_place_in_the_memo_takes_no_memory():
+    """Python's own unpickler takes 16 bytes for each place before it: 512 MB for this one."""
+    tracemalloc.start()
+    with pytest.raises(CalgpError, match="instead of a dict"):
+        read_pickle(b"\x80\x02Nr\x00\x00\x00\x02.")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
 
 
 PIECES = st.sampled_from([

@@ -2,6 +2,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from calgp.data import Folder, load
-from calgp.data import shards as shards_module
-from calgp.data.shards import ShardByShard, Shards, indexed, scan, shard_paths, write_shards
+from calgp.data import Folder, load, shard_index
+from calgp.data.order import ShardOrder
+from calgp.data.shard_index import ShardIndex, index_shard, load_index
+from calgp.data.shards import Shards, shard_paths, write_shards
 from calgp.errors import CalgpError
 
 
@@ -100,7 +102,7 @@ def test_labels_are_also_read_from_json_and_names_from_classes(tmp_path):
     assert images.classes == ("ant", "bee", "cow") and images.y.tolist() == [2, 0, 1]
     assert images.x[:,].amax((1, 2, 3)).tolist() == [7, 8, 9]
     assert [*images.names] == ["train-0.tar/a/x.y/1.jpg", "train-0.tar/a/2.png", "train-0.tar/3.bmp"]
-    with pytest.raises(CalgpError, match=r"no test-\*.tar, only train"):
+    with pytest.raises(CalgpError, match=r"has no test images, only train"):
         load(f"shards:{tmp_path}", "test")
     (tmp_path / "classes.txt").write_text("ant\nbee\n")
     with pytest.raises(CalgpError, match="names 2 classes, but there are labels up to 2"):
@@ -111,15 +113,15 @@ def test_labels_are_also_read_from_json_and_names_from_classes(tmp_path):
 def test_long_names_are_read(tmp_path, form):
     name = "very/" * 40 + "long"
     path = write_tar(tmp_path / "train-0.tar", [(f"{name}.png", png(1)), (f"{name}.cls", b"1")], format=form)
-    assert scan(path).joined.decode() == f"train-0.tar/{name}.png"
+    assert index_shard(path).joined.tobytes().decode() == f"train-0.tar/{name}.png"
 
 
 def test_an_epoch_sees_each_image_once_shard_by_shard_in_windows():
     starts, window = (0, 40, 50, 150), 30
     rows = torch.arange(200)[torch.arange(200) % 5 > 0]  # what a hold-out leaves
-    order = ShardByShard(starts, (), window).kept(rows)
+    order = ShardOrder(starts, (), window).subset(rows)
     assert order.counts == (32, 8, 80, 40)
-    epochs = [order.shuffled(160, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    epochs = [order.shuffle(160, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     assert epochs[0].equal(epochs[1]) and not epochs[0].equal(epochs[2])
     for epoch in epochs:
         assert epoch.sort().values.equal(torch.arange(160))
@@ -134,27 +136,26 @@ def test_an_epoch_sees_each_image_once_shard_by_shard_in_windows():
 
 def test_the_index_is_kept_and_made_again_when_the_shard_changes(tmp_path, cache, monkeypatch):
     path = write_tar(tmp_path / "train-0.tar", samples(4))
-    first = indexed(path)
+    first = load_index(path)
     assert len(list(cache.iterdir())) == 1
     with monkeypatch.context() as patched:
-        patched.setattr(shards_module, "scan", lambda path: pytest.fail("the index was there"))
-        again = indexed(path)
-    assert again.joined == first.joined and all(
-        np.array_equal(getattr(first, name), getattr(again, name)) for name in ("ends", "offsets", "lengths", "labels")
-    )
+        patched.setattr(shard_index, "index_shard", lambda path: pytest.fail("the index was there"))
+        again = load_index(path)
+    for field in fields(ShardIndex):
+        assert np.array_equal(getattr(first, field.name), getattr(again, field.name))
     write_tar(path, samples(6))
-    assert len(indexed(path).offsets) == 6
+    assert len(load_index(path).offsets) == 6
     next(cache.iterdir()).write_bytes(b"damaged")
-    assert len(indexed(path).offsets) == 6
+    assert len(load_index(path).offsets) == 6
     os.utime(path, ns=(1, 1))
-    assert len(indexed(path).offsets) == 6
+    assert len(load_index(path).offsets) == 6
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     path = write_tar(tmp_path / "train-0.tar", samples(4))
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert len(indexed(path).offsets) == 4
+    assert len(load_index(path).offsets) == 4
 
 
 def link(kind: bytes, name: str, target: str) -> tarfile.TarInfo:
@@ -189,12 +190,12 @@ def bad_archives():
     raw = whole.getvalue()
     long_header = tarfile.TarInfo("x")
     long_header.type, long_header.size = tarfile.GNUTYPE_LONGNAME, 2**32
-    yield "text", b"no archive" * 200, "no tar file that can be read"
-    yield "empty", b"", "no tar file that can be read|holds no pictures"
-    yield "cut", raw[:1200], "no tar file that can be read"
+    yield "text", b"no archive" * 200, "must be a tar file"
+    yield "empty", b"", "must be a tar file|holds no images"
+    yield "cut", raw[:1200], "must be a tar file"
     yield "endless", raw[: raw.rindex(b"ustar") - 257 + 1024], "it has no end"
     yield "header", raw[:2048] + b"?" * 512 + raw[2560:], "it has no end"
-    yield "gzip", __import__("gzip").compress(raw), "no tar file that can be read .*not compressed"
+    yield "gzip", __import__("gzip").compress(raw), "must be a tar file that is not compressed"
     yield "long", long_header.tobuf() + b"\0" * 2048, "header or label of 4294967296 bytes"
 
 
@@ -208,28 +209,51 @@ def test_archives_that_cannot_be_used_are_refused(tmp_path, name, content, messa
 @pytest.mark.parametrize("label", [b"cat", b"-1", b"", b"9" * 30, b"1.5"])
 def test_labels_that_are_no_numbers_are_refused(tmp_path, label):
     path = write_tar(tmp_path / "train-0.tar", [("1.png", png(1)), ("1.cls", label)])
-    with pytest.raises(CalgpError, match=r"label of train-0.tar/1.png is .*expected a whole number"):
-        scan(path)
-    path = write_tar(tmp_path / "train-0.tar", [("1.png", png(1)), ("1.json", b"[" * 100_000)])
-    with pytest.raises(CalgpError, match="expected a whole number"):
-        scan(path)
+    with pytest.raises(CalgpError, match=r"Invalid label .* of train-0.tar/1.png: must be a whole number"):
+        index_shard(path)
+    for json_label in (b"[" * 100_000, b'{"label": 1e999}', b'{"label": 1.0}', b'{"label": null}'):
+        path = write_tar(tmp_path / "train-0.tar", [("1.png", png(1)), ("1.json", json_label)])
+        with pytest.raises(CalgpError, match="must be a whole number"):
+            index_shard(path)
 
 
-def test_a_picture_without_a_label_is_named(tmp_path):
+def test_an_image_without_a_label_is_named(tmp_path):
     path = write_tar(tmp_path / "train-0.tar", [*samples(2), ("7.png", png(1)), ("8.cls", b"1")])
     with pytest.raises(CalgpError, match=r"train-0.tar/7.png in .* has no label; put 7.cls or 7.json"):
-        scan(path)
+        index_shard(path)
 
 
-def test_a_shard_that_is_cut_off_later_and_a_damaged_picture_are_named(tmp_path):
+def test_a_shard_that_is_cut_off_later_and_a_damaged_image_are_named(tmp_path):
     damaged = [("7.png", png(1)[:50]), ("7.cls", b"1")]
     path = write_tar(tmp_path / "train-0.tar", [*samples(6), *damaged, *samples(6, 8)])
-    images = load(f"shards:{tmp_path}", "train", workers=2)
-    with pytest.raises(CalgpError, match=r"1 of the pictures in .* cannot be read: train-0.tar/7.png is not a"):
+    images = load(f"shards:{tmp_path}", "train", workers=2, size=4, colour="grey")  # no header is read
+    with pytest.raises(CalgpError, match=r"1 of the images in .* cannot be read: train-0.tar/7.png is not a"):
         list(images.read(images.parts(5)))
     os.truncate(path, 9000)
     with pytest.raises(CalgpError, match=r"train-0.tar/0013.png is cut off: .* has changed since it was indexed"):
         images.x[-1]
+
+
+def test_unreadable_images_of_shards_can_be_left_out(tmp_path):
+    damaged = [("7.png", png(1)[:50]), ("7.cls", b"1"), ("8.png", b"no image"), ("8.cls", b"0")]
+    write_tar(tmp_path / "train-0.tar", [*samples(6), *damaged, *samples(6, 9)])
+    with pytest.raises(CalgpError, match=r"2 of the images in .*/7.png .*/8.png .*--skip-unreadable"):
+        load(f"shards:{tmp_path}", "train")
+    images = load(f"shards:{tmp_path}", "train", skip_unreadable=True)
+    assert images.rows.tolist() == [*range(6), *range(8, 14)]
+    assert sum(images.order.counts) == len(images) == 12  # type: ignore[attr-defined]
+    assert images.split_note.endswith("2 unreadable images are left out.")
+
+
+def test_validation_shards_are_the_hold_out_or_the_test_part(tmp_path):
+    for i, part in enumerate(("train", "val", "test")):
+        write_tar(tmp_path / f"{part}-000.tar", samples(4, 4 * i))
+    held_out = Shards(tmp_path).validation()
+    assert held_out is not None and held_out.rows.tolist() == [4, 5, 6, 7]
+    assert held_out.take(torch.tensor([2, 0])).x[:].amax((1, 2, 3)).tolist() == [6, 4]
+    (tmp_path / "test-000.tar").unlink()
+    assert Shards(tmp_path).validation() is None
+    assert load(f"shards:{tmp_path}", "test").x[:].amax((1, 2, 3)).tolist() == [4, 5, 6, 7]
 
 
 def test_patterns_name_files(tmp_path):
@@ -237,11 +261,11 @@ def test_patterns_name_files(tmp_path):
         (tmp_path / f"a-{i:03}.tar").touch()
     assert [path.name for path in shard_paths(tmp_path / "a-{008..010}.tar")] == [f"a-{i:03}.tar" for i in (8, 9, 10)]
     assert len(shard_paths(tmp_path / "a-*.tar")) == 3 and shard_paths(tmp_path / "b-{0..3}.tar") == []
-    with pytest.raises(CalgpError, match=r"a-011.tar is not there; 3 of 4 are"):
+    with pytest.raises(CalgpError, match=r"a-011.tar is missing; 3 of 4 are there"):
         shard_paths(tmp_path / "a-{008..011}.tar")
     for pattern in ("a-{5..1}.tar", "a-{0..999999999999}.tar", "{0..9999}{0..9999}"):
-        with pytest.raises(CalgpError, match="names no shards, or more than"):
+        with pytest.raises(CalgpError, match="must name 1 to 100000 shards"):
             shard_paths(tmp_path / pattern)
     with pytest.raises(CalgpError, match="There are no shards"):
         load(f"shards:{tmp_path}/none-*.tar", "train")
-    assert not Shards(tmp_path / "none.tar").is_here() and Shards(tmp_path).is_here()
+    assert not Shards(tmp_path / "none.tar").is_available() and Shards(tmp_path).is_available()

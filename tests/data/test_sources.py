@@ -10,7 +10,8 @@ from PIL import Image
 
 import calgp.data
 from calgp.data import SOURCES, data_directory, load, open_source
-from calgp.data.fetch import PUBLISHED
+from calgp.data.downloads import PUBLISHED
+from calgp.data.sources import share_files
 from calgp.errors import CalgpError
 
 EMBEDDED = Path(calgp.data.__file__).parent / "embedded"
@@ -36,18 +37,28 @@ def test_the_shelf_is_exact():
             *("data_directory", "download", "from_dataset", "load", "open_source", "write_shards"),
         ]
     )
-    assert list(SOURCES) == ["digits", "letters", "mnist", "notmnist", "cifar10", "cifar100"]
+    assert list(SOURCES) == ["digits", "digits-large", "letters", "mnist", "notmnist", "cifar10", "cifar100"]
     assert all(source.name == name and source.description for name, source in SOURCES.items())
-    assert [name for name, source in SOURCES.items() if source.fetchable] == list(PUBLISHED)
+    assert [name for name, source in SOURCES.items() if source.downloadable] == list(PUBLISHED)
 
 
-@pytest.mark.parametrize(("split", "each"), [("train", 500), ("test", 100)])
-def test_embedded_digits_are_balanced(split, each):
-    images = load("digits", split)
+@pytest.mark.parametrize(
+    ("name", "split", "each"),
+    [("digits", "train", 500), ("digits", "test", 100), ("digits-large", "train", 500), ("digits-large", "test", 800)],
+)
+def test_embedded_digits_are_balanced(name, split, each):
+    images = load(name, split)
     assert images.x.shape == (10 * each, 1, 28, 28)
     assert images.y.bincount().tolist() == [each] * 10
     assert images.rows.unique().numel() == 10 * each
     assert images.classes == tuple("0123456789")
+
+
+def test_the_large_set_begins_with_the_small_one():
+    for split, n in (("train", 5000), ("test", 1000)):
+        small, large = load("digits", split), load("digits-large", split)
+        assert torch.equal(large.x[:n], small.x) and torch.equal(large.y[:n], small.y)
+        assert torch.equal(large.rows[:n], small.rows)
 
 
 def test_embedded_letters_are_balanced_and_white_on_black():
@@ -61,17 +72,18 @@ def test_embedded_letters_are_balanced_and_white_on_black():
 def test_embedded_files_are_small():
     digits = sum(path.stat().st_size for path in EMBEDDED.glob("digits-*.xz"))
     letters = sum(path.stat().st_size for path in EMBEDDED.glob("letters-*.xz"))
-    assert digits <= 1.5e6 and letters <= 0.3e6
+    assert digits <= 1.85e6 and letters <= 0.3e6
 
 
 def test_embedded_pictures_are_these():
-    sums = [load(*part).checksum()[:16] for part in (("digits", "train"), ("digits", "test"), ("letters", "test"))]
-    assert sums == ["0e24cbdce385008b", "5b7b5c9b951b3c89", "de5913d3adee5e75"]
+    parts = (("digits", "train"), ("digits", "test"), ("digits-large", "test"), ("letters", "test"))
+    sums = [load(*part).checksum()[:16] for part in parts]
+    assert sums == ["0e24cbdce385008b", "5b7b5c9b951b3c89", "2de3162cb6245692", "de5913d3adee5e75"]
 
 
 def test_there_is_nothing_to_train_on_in_letters():
     for name in ("letters", "notmnist"):
-        with pytest.raises(CalgpError, match="no 'train' part, only 'test'"):
+        with pytest.raises(CalgpError, match="no 'train' part, it must be 'test'"):
             load(name, "train")
 
 
@@ -81,13 +93,23 @@ def test_there_is_nothing_to_train_on_in_letters():
         ("mnsit", "'mnist'"),
         ("MNIST", "'mnist'"),
         ("cifar-10", "'cifar10'"),
-        ("?", "digits, letters"),
+        ("?", "digits, digits-large, letters"),
         ("folder:", "folder:PATH"),
     ],
 )
 def test_an_unknown_name_lists_the_known(name, hint):
     with pytest.raises(CalgpError, match=hint):
         open_source(name)
+
+
+def test_sources_that_share_files_are_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    for other in ("stream:photos/", f"folder:{tmp_path}/photos", "folder:photos/train", "shards:.", "folder:link"):
+        assert share_files("folder:photos", other) and share_files(other, "folder:photos")
+    for other in ("folder:photos2", "folder:strangers", "digits"):
+        assert not share_files("folder:photos", other) and not share_files(other, "folder:photos")
+    assert share_files("digits", "digits") and not share_files("digits", "mnist")
 
 
 def test_size_and_colour_are_brought_about():
@@ -112,7 +134,7 @@ def test_mnist_is_found_in_its_usual_places(folder, pack, suffix, tmp_path):
     x = mnist(tmp_path / folder, pack, suffix)
     images = load("mnist", "test", directory=tmp_path)
     assert np.array_equal(images.x[:, 0].numpy(), x) and images.y.tolist() == list(range(6))
-    assert not SOURCES["mnist"].is_here(tmp_path)  # its train part is not
+    assert not SOURCES["mnist"].is_available(tmp_path)  # its train part is not
 
 
 @pytest.mark.parametrize("name", ["mnist", "notmnist", "cifar10", "cifar100"])
@@ -120,7 +142,7 @@ def test_a_missing_set_says_which_files_go_where(name, tmp_path):
     with pytest.raises(CalgpError, match=r"is not in .*Put .*/.* there") as caught:
         load(name, "test", directory=tmp_path)
     assert (f"calgp sources --download {name}" in str(caught.value)) == (name != "notmnist")
-    assert not SOURCES[name].is_here(tmp_path)
+    assert not SOURCES[name].is_available(tmp_path)
 
 
 def test_labels_that_do_not_fit_their_pictures_are_refused(tmp_path):
@@ -186,13 +208,13 @@ def test_mnist_is_the_published_one(data_dir):
     assert test.y[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
     assert train.y.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert train.pixels().mean().item() == pytest.approx(0.1307, abs=5e-5)  # the mean that everybody normalises by
-    assert SOURCES["mnist"].is_here(data_dir)
+    assert SOURCES["mnist"].is_available(data_dir)
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_embedded_digits_are_mnists_at_their_rows(data_dir, split):
-    digits, whole = load("digits", split), load("mnist", split, directory=data_dir)
+    digits, whole = load("digits-large", split), load("mnist", split, directory=data_dir)
     assert torch.equal(digits.x, whole.x[digits.rows]) and torch.equal(digits.y, whole.y[digits.rows])
 
 
@@ -209,7 +231,7 @@ def test_cifar_is_the_published_one(data_dir, name, classes):
     assert test.x.shape == (10000, 3, 32, 32) and test.y.bincount().tolist() == [10000 // classes] * classes
     first = {"cifar10": ["cat", "ship", "ship", "airplane"], "cifar100": ["mountain", "forest", "seal", "mushroom"]}
     assert [test.classes[q] for q in test.y[:4]] == first[name]
-    assert SOURCES[name].is_here(data_dir)
+    assert SOURCES[name].is_available(data_dir)
 
 
 @pytest.mark.data

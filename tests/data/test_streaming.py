@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from calgp.data import Folder, load
-from calgp.data.reading import Ahead, worker_count
-from calgp.data.streaming import Names
+from calgp.data.files import FileNames
+from calgp.data.prefetch import prefetch, worker_count
 from calgp.errors import CalgpError
 
 
@@ -35,7 +35,7 @@ def digits(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_pictures_are_those_in_memory(digits, workers):
+def test_streamed_images_are_those_in_memory(digits, workers):
     kept, read = Folder(digits).load("train"), Folder(digits, workers=workers).load("train")
     assert read.x.shape == kept.x.shape and read.classes == kept.classes
     assert read.y.equal(kept.y) and read.rows.equal(kept.rows) and [*read.names] == [*kept.names]
@@ -47,47 +47,62 @@ def test_streamed_pictures_are_those_in_memory(digits, workers):
     assert read.pixels(slice(3, 9)).equal(kept.pixels(slice(3, 9))) and read.x[-1].equal(kept.x[-1])
 
 
-def test_parts_of_streamed_pictures_are_those_in_memory(digits):
+def test_parts_of_streamed_images_are_those_in_memory(digits):
     kept, read = (
         images.balanced(100, 3).split(0.3, 4)[1].take(torch.tensor([5, 2, 2]))
         for images in (Folder(digits).load("train"), Folder(digits, workers=0).load("train"))
     )
     assert read.x[:].equal(kept.x) and read.y.equal(kept.y) and read.rows.equal(kept.rows)
-    assert tuple(read.names) == kept.names
+    assert [*read.names] == [*kept.names]
 
 
-def test_the_checksum_tells_names_labels_and_lengths(tmp_path):
+def test_the_checksum_covers_names_labels_and_lengths(tmp_path):
     write_digits(tmp_path, 40)
-    first = Folder(tmp_path, workers=0).whole()
-    assert first.checksum() == Folder(tmp_path, workers=2).whole().checksum()
+    first = Folder(tmp_path, workers=0, test_share=1).load("test")
+    assert first.checksum() == Folder(tmp_path, workers=2, test_share=1).load("test").checksum()
     assert first.take(torch.arange(5)).checksum() != first.take(torch.arange(6)).checksum()
     file = next(tmp_path.rglob("*.png"))
     file.rename(file.with_name("other.png"))
-    renamed = Folder(tmp_path, workers=0).whole().checksum()
+    renamed = Folder(tmp_path, workers=0, test_share=1).load("test").checksum()
     with file.with_name("other.png").open("ab") as longer:
         longer.write(b"\0")
-    assert len({first.checksum(), renamed, Folder(tmp_path, workers=0).whole().checksum()}) == 3
+    assert len({first.checksum(), renamed, Folder(tmp_path, workers=0, test_share=1).load("test").checksum()}) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_picture_is_named_in_its_turn(tmp_path, workers):
+def test_a_damaged_image_is_named_in_its_turn(tmp_path, workers):
     write_digits(tmp_path, 60)
     damaged = sorted(tmp_path.rglob("*.png"))[30]
     damaged.write_bytes(damaged.read_bytes()[:60])  # its header is whole
-    images = Folder(tmp_path, workers=workers).whole()
+    images = Folder(tmp_path, workers=workers, size=28, colour="grey", test_share=1).load("test")  # no header is read
     name = damaged.relative_to(tmp_path).as_posix()
     read = images.read(images.parts(20))
     next(read)
-    with pytest.raises(CalgpError, match=rf"1 of the pictures in .* cannot be read: {re.escape(name)} is not a"):
+    with pytest.raises(CalgpError, match=rf"1 of the images in .* cannot be read: {re.escape(name)} is not a"):
         next(read)
     with pytest.raises(CalgpError) as in_memory:
-        Folder(tmp_path).whole()
-    assert f"{name} is not a readable picture" in str(in_memory.value)
+        Folder(tmp_path, test_share=1).load("test")
+    assert f"{name} is not a readable image" in str(in_memory.value)
 
 
-def test_a_picture_that_has_changed_its_size_is_named(tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_found_at_the_start_or_left_out(tmp_path, workers):
+    write_digits(tmp_path, 60)
+    files = sorted(tmp_path.rglob("*.png"))
+    files[10].write_bytes(b"no image")
+    files[30].write_bytes(files[30].read_bytes()[:60])
+    with pytest.raises(CalgpError, match=r"2 of the images in .* or leave them out with --skip-unreadable"):
+        Folder(tmp_path, workers=workers).load("train")
+    options = {"size": 28, "colour": "grey", "skip_unreadable": True, "test_share": 1}
+    read, kept = (Folder(tmp_path, workers=each, **options).load("test") for each in (workers, None))
+    assert read.is_streamed and not kept.is_streamed and len(read) == 58
+    assert read.x[:].equal(kept.x) and read.rows.equal(kept.rows) and [*read.names] == [*kept.names]
+    assert read.split_note.endswith("2 unreadable images are left out.")
+
+
+def test_an_image_that_has_changed_its_size_is_named(tmp_path):
     write_digits(tmp_path, 30)
-    images = Folder(tmp_path, workers=0).whole()
+    images = Folder(tmp_path, workers=0, test_share=1).load("test")
     Image.fromarray(np.zeros((5, 9), np.uint8)).save(tmp_path / images.names[4])
     with pytest.raises(CalgpError, match=rf"{images.names[4]} is 9×5, the others are 28×28; --size"):
         images.pixels()
@@ -101,15 +116,13 @@ def test_different_sizes_are_refused_before_anything_is_decoded(tmp_path):
     assert Folder(tmp_path, workers=0, size=8).load("train").x[:3].shape == (3, 1, 8, 8)
 
 
-class Slow:
-    """Pictures of which each batch tells what process read it."""
-
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return torch.tensor([os.getpid(), index.start])
+def slow(index):
+    """A batch that says which process read it."""
+    time.sleep(0.01)
+    return torch.tensor([os.getpid(), index.start])
 
 
-def test_processes_read_ahead_and_end_with_the_reading():
+def test_processes_read_ahead_and_end_with_the_reader():
     asked = []
 
     def indices():
@@ -117,12 +130,12 @@ def test_processes_read_ahead_and_end_with_the_reading():
             asked.append(start)
             yield slice(start, start + 1)
 
-    reading = Ahead(2).ahead(Slow(), indices())
+    reading = prefetch(slow, indices(), workers=2)
     first = next(reading)[1].tolist()
     assert first[0] != os.getpid() and asked == [0, 1, 2, 3]  # two batches a process
     found = [first, *(x.tolist() for _, x in reading)]
     assert [start for _, start in found] == list(range(20))
-    left = Ahead(2).ahead(Slow(), indices())
+    left = prefetch(slow, indices(), workers=2)
     others = {next(left)[1].tolist()[0] for _ in range(8)}
     left.close()
     for pid in others | {pid for pid, _ in found}:
@@ -132,15 +145,15 @@ def test_processes_read_ahead_and_end_with_the_reading():
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_reader_that_is_killed_is_told(which, goes_on):
-    """Also where a reading is left before anybody has noticed: the others end all the same."""
-    reading = Ahead(2).ahead(Slow(), (slice(i, i + 1) for i in range(50)))
+def test_a_worker_that_is_killed_is_reported(which, goes_on):
+    """Also if the reader stops before it has noticed: the other workers end all the same."""
+    reading = prefetch(slow, (slice(i, i + 1) for i in range(50)), workers=2)
     next(reading)
     time.sleep(0.3)  # the three batches on their way are read
     readers = sorted(child.pid for child in multiprocessing.active_children() if child.pid)
     os.kill(readers[which], signal.SIGKILL)
     if goes_on:
-        with pytest.raises(CalgpError, match="ended from outside, or had no memory left"):
+        with pytest.raises(CalgpError, match="was killed, or ran out of memory"):
             for _ in reading:
                 pass
     else:
@@ -148,33 +161,28 @@ def test_a_reader_that_is_killed_is_told(which, goes_on):
     assert not any(_runs(pid) for pid in readers)
 
 
-class Large:
-    """Pictures that no pipe holds: who hands them over waits in the midst of them."""
-
-    def __getitem__(self, index):
-        return torch.full((8_000_000,), index.start % 256, dtype=torch.uint8)  # by several threads, where there are
+def large(index):
+    """Images that no pipe holds: their worker waits in the middle of sending them."""
+    return torch.full((8_000_000,), index.start % 256, dtype=torch.uint8)  # by several threads, if there are
 
 
-def test_a_reader_that_is_killed_while_it_hands_pictures_over_is_told():
-    reading = Ahead(1).ahead(Large(), (slice(i, i + 1) for i in range(50)))
+def test_a_worker_that_is_killed_while_it_sends_images_is_reported():
+    reading = prefetch(large, (slice(i, i + 1) for i in range(50)), workers=1)
     assert next(reading)[1].eq(0).all()
     time.sleep(0.3)  # the second batch is in the pipe with its first part
     (reader,) = multiprocessing.active_children()
     os.kill(reader.pid, signal.SIGKILL)
-    with pytest.raises(CalgpError, match="ended from outside, or had no memory left"):
+    with pytest.raises(CalgpError, match="was killed, or ran out of memory"):
         next(reading)
 
 
-class Faulty:
-    """Pictures with a fault that nobody foresaw."""
-
-    def __getitem__(self, index):
-        raise ZeroDivisionError(index)
+def faulty(index):
+    raise ZeroDivisionError(index)
 
 
-def test_a_fault_in_a_reader_comes_with_its_place():
-    with pytest.raises(RuntimeError, match=r"(?s)in __getitem__.*ZeroDivisionError: slice\(3, 4, None\)"):
-        next(Ahead(2).ahead(Faulty(), [slice(3, 4)]))
+def test_an_unforeseen_error_in_a_worker_comes_with_its_traceback():
+    with pytest.raises(RuntimeError, match=r"(?s)in faulty.*ZeroDivisionError: slice\(3, 4, None\)"):
+        next(prefetch(faulty, [slice(3, 4)], workers=2))
 
 
 OPEN = """
@@ -229,22 +237,22 @@ def _runs(pid: int) -> bool:
 
 def test_names_are_kept_compactly():
     names = ["a/1.png", "", "ü/\udcff.png"]
-    packed = Names.of(names)
+    packed = FileNames.of(names)
     assert [*packed] == names and packed[-1] == names[-1] and packed[:2] == names[:2]
     assert [*packed.take(torch.tensor([2, 0])).take(torch.tensor([1]))] == ["a/1.png"]
     with pytest.raises(IndexError):
         packed[3]
 
 
-def test_a_streamed_picture_takes_64_bytes_and_its_name(tmp_path):
+def test_a_streamed_image_takes_56_bytes_and_its_name(tmp_path):
     sizes = []
     for n in (100, 400):
         root = write_digits(tmp_path / str(n), n)
-        images = Folder(root, workers=2).whole()
+        images = Folder(root, workers=2, test_share=1).load("test")
         sizes.append(len(pickle.dumps(images)) - sum(map(len, images.names)))
-    # eight bytes each: end of the name, length and label in the listing; label, row, digest and places of picture and
-    # name in the set. One more for what pickle adds to longer numbers.
-    assert (sizes[1] - sizes[0]) / 300 <= 64 + 1
+    # eight bytes each: end of the name, length and label in the listing; label, row and the numbers of image and name
+    # in the set. One more for what pickle adds to longer numbers.
+    assert (sizes[1] - sizes[0]) / 300 <= 56 + 1
 
 
 def test_the_number_of_workers_is_checked(monkeypatch):
@@ -253,5 +261,5 @@ def test_the_number_of_workers_is_checked(monkeypatch):
     assert worker_count() == 5 and worker_count(0) == 0
     monkeypatch.setenv("CALGP_WORKERS", "many")
     for given in (None, -1, 10_000):
-        with pytest.raises(CalgpError, match="cannot be; it is a number of processes, 0 to 256"):
+        with pytest.raises(CalgpError, match="must be a number of processes from 0 to 256"):
             worker_count(given)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from calgp.experiments import Cell, Where, known_costs, measured_costs, priced, rows_of, run_missing
+from calgp.experiments import Cell, Paths, known_costs, measured_costs, priced, rows_of, run_missing
 from calgp.experiments.costs import Prediction, side_by_side
 from calgp.experiments.scales import CIFAR10, CIFAR10_DEEP, SCALES
 from calgp.methods import METHODS
@@ -21,7 +21,7 @@ OTHER = dataclasses.replace(RUN, method=METHODS["cnn-mcd"])
 @pytest.fixture(scope="module")
 def where(tmp_path_factory):
     made = tmp_path_factory.mktemp("made")
-    return Where(made / "runs", keep=made / "kept")
+    return Paths(made / "runs", keep=made / "kept")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_costs_are_measured_once_and_kept(rows, where, tmp_path):
     found = measured_costs(rows, mine, lambda more, total: counted.append(total))
     assert (len(found), counted) == (2, [6] * 6)  # two methods, three turns
     assert known_costs(rows, mine) == found
-    elsewhere = Where(tmp_path / "none", results=(tmp_path / "kept",))
+    elsewhere = Paths(tmp_path / "none", results=(tmp_path / "kept",))
     assert known_costs(rows, elsewhere) == found
     assert known_costs(rows[:1], elsewhere) == found  # a race of more than these
     (file,) = (tmp_path / "kept").glob("costs-*.json")
@@ -61,7 +61,7 @@ def test_costs_are_measured_once_and_kept(rows, where, tmp_path):
 
 
 def test_where_nothing_was_run_there_is_nothing_to_measure(rows, tmp_path):
-    assert known_costs(rows[2:], Where(tmp_path)) == {}
+    assert known_costs(rows[2:], Paths(tmp_path)) == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"milliseconds": [1]}', '{"milliseconds": {"a": "fast"}}'])

@@ -8,7 +8,6 @@ import pytest
 from calgp.data import SOURCES
 from calgp.errors import CalgpError
 from calgp.experiments import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
-from calgp.experiments.page import train_command
 from calgp.experiments.paper import GPDNN_PRIOR
 from calgp.experiments.reproduce import key
 from calgp.experiments.rows import PAPER, Row
@@ -31,6 +30,7 @@ from calgp.experiments.scales import (
 from calgp.experiments.tables import comparable_number, described, numbers_table, published_for, table_of
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, ResNet
+from calgp.run import train_command
 from calgp.runs import Run, from_json, to_json
 
 PAIRS = [(scale, experiment) for scale in SCALES.values() for experiment in EXPERIMENTS.values()]
@@ -280,13 +280,13 @@ def test_laptop_runs_are_those_of_the_comparison_on_mnist():
 def test_train_command_names_every_option():
     run = dataclasses.replace(SCALES["smoke"].run(RF, MNIST, 200, 1), kl_weight=0.5, batch_size=7)
     words = train_command(run)
-    for part in ("--method cnn-gp-rf-paper", "method.n_rf=64", "'backbone.channels=[4, 8]'", "--train-size 200",
-                 "--seed 1", "--batch-size 7", "kl_weight=0.5", "--lr 0.01"):  # fmt: skip
+    for part in ("--method cnn-gp-rf-paper", "method.n_rf=64", "backbone.channels=4,8", "--train-size 200",
+                 "--seed 1", "--batch-size 7", "--kl-weight 0.5", "--learning-rate 0.01"):  # fmt: skip
         assert part in words
 
 
 def test_unknown_names_are_told_with_the_known():
     with pytest.raises(CalgpError, match="no experiment 'fig9'; there are fig1"):
         chosen("fig9")
-    with pytest.raises(CalgpError, match="no scale 'huge'; there are smoke, laptop, desk, paper"):
+    with pytest.raises(CalgpError, match="no scale 'huge'; there are smoke, laptop, tuned, desk, paper"):
         find_scale("huge")

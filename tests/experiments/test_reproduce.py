@@ -12,29 +12,30 @@ from typer.testing import CliRunner
 
 from calgp import cli
 from calgp.errors import CalgpError
-from calgp.experiments import EXPERIMENTS, SCALES, Cell, Where, jobs_of, reproduce, rows_of, run_missing
-from calgp.experiments.page import table_of, train_command, write_experiment
+from calgp.experiments import EXPERIMENTS, SCALES, Cell, Paths, jobs_of, reproduce, rows_of, run_missing
+from calgp.experiments.page import table_of, write_experiment
 from calgp.experiments.rows import Shift
 from calgp.experiments.scales import MNIST
 from calgp.methods import METHODS
 from calgp.nets import LeNet
-from calgp.runs import Run, RunFolder, training
+from calgp.run import train_command
+from calgp.runs import Classifier, Run, RunFolder, training
 from calgp.runs.engines import Processes
 
 RUN = Run(METHODS["cnn-gp-sorf"], LeNet(channels=(2, 4), hidden=(8,)), train_size=100, steps=4, batch_size=20)
 CELL = Cell("SORF", MNIST, None, (RUN, dataclasses.replace(RUN, seed=1)), samples=2, outside="letters")
 
 
-def kept_in(folder: Path) -> Where:
+def kept_in(folder: Path) -> Paths:
     """Runs and their small results in a folder."""
-    return Where(folder / "runs", keep=folder / "kept")
+    return Paths(folder / "runs", keep=folder / "kept")
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """Counts the optimiser steps, trainings and evaluations that are really made."""
     made = {"steps": 0, "train": 0, "evaluate": 0}
-    fit, train, evaluate = training.fit, reproduce.train, reproduce.evaluate
+    fit, train, evaluate = training.fit, reproduce.train_run, Classifier.evaluate
 
     def counting_fit(*arguments, **options):
         for step in fit(*arguments, **options):
@@ -49,8 +50,8 @@ def counted(monkeypatch):
         return call
 
     monkeypatch.setattr(training, "fit", counting_fit)
-    monkeypatch.setattr(reproduce, "train", counting("train", train))
-    monkeypatch.setattr(reproduce, "evaluate", counting("evaluate", evaluate))
+    monkeypatch.setattr(reproduce, "train_run", counting("train", train))
+    monkeypatch.setattr(Classifier, "evaluate", counting("evaluate", evaluate))
     return made
 
 
@@ -71,7 +72,7 @@ def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkey
     """Killed between two steps (nothing is saved in dying), after a checkpoint at step 2."""
     where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,), outside=None)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
-    monkeypatch.setattr(training, "_save_checkpoint", _until(2, training._save_checkpoint))
+    monkeypatch.setattr(training, "save_checkpoint", _until(2, training.save_checkpoint))
     with pytest.raises(SystemExit):
         run_missing([cell], where)
     monkeypatch.undo()
@@ -98,15 +99,15 @@ def _until(steps, save):
 
 def test_a_kill_between_evaluations_repeats_none(tmp_path, counted, monkeypatch):
     where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,))
-    counting = reproduce.evaluate
+    counting = Classifier.evaluate
 
-    def killed_at_letters(*arguments, **options):
-        if options["source"] == "letters":
+    def killed_at_letters(classifier, source, **options):
+        if source == "letters":
             raise SystemExit
-        return counting(*arguments, **options)
+        return counting(classifier, source, **options)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(reproduce, "evaluate", killed_at_letters)
+        patch.setattr(Classifier, "evaluate", killed_at_letters)
         run_missing([cell], where)
     assert counted == {"steps": 4, "train": 1, "evaluate": 1}
     run_missing([cell], where)
@@ -134,7 +135,7 @@ def test_kept_results_are_taken_by_content_whatever_their_folder_is_called(tmp_p
     }  # fmt: skip
     assert "command" not in json.loads((tmp_path / "kept" / reproduce.key(RUN) / "run.json").read_text())["environment"]
     (tmp_path / "kept" / reproduce.key(RUN)).rename(tmp_path / "kept" / "somebody's name")
-    elsewhere = Where(tmp_path / "none", results=(tmp_path / "kept",))
+    elsewhere = Paths(tmp_path / "none", results=(tmp_path / "kept",))
     before = dict(counted)
     assert run_missing([CELL], elsewhere) == {}
     assert counted == before
@@ -143,8 +144,8 @@ def test_kept_results_are_taken_by_content_whatever_their_folder_is_called(tmp_p
 
 def test_a_finished_run_that_was_not_kept_changes_no_row(tmp_path):
     """Rows are a function of small results alone: what only lies in the folder of runs does not count."""
-    run_missing([CELL], Where(tmp_path / "runs"))
-    assert rows_of([CELL], Where(tmp_path / "runs", results=(tmp_path / "kept",)))[0].values == {}
+    run_missing([CELL], Paths(tmp_path / "runs"))
+    assert rows_of([CELL], Paths(tmp_path / "runs", results=(tmp_path / "kept",)))[0].values == {}
     assert run_missing([CELL], kept_in(tmp_path)) == {}  # keeps what is finished
     assert len(rows_of([CELL], kept_in(tmp_path))[0].values["err"]) == 2
 
@@ -198,9 +199,11 @@ def test_a_metric_that_half_precision_does_not_reproduce_is_not_paired(tmp_path)
 
 
 def test_kept_results_with_other_samples_do_not_count(tmp_path):
-    run_missing([CELL], kept_in(tmp_path))
-    (row,) = rows_of([dataclasses.replace(CELL, samples=3)], Where(tmp_path / "none", results=(tmp_path / "kept",)))
-    assert (row.values, row.planned) == ({}, 2)
+    sampled = dataclasses.replace(RUN, method=dataclasses.replace(RUN.method, integrate=False))
+    cell = dataclasses.replace(CELL, runs=(sampled,), outside=None)
+    run_missing([cell], kept_in(tmp_path))
+    (row,) = rows_of([dataclasses.replace(cell, samples=3)], Paths(tmp_path / "none", results=(tmp_path / "kept",)))
+    assert (row.values, row.planned) == ({}, 1)
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
@@ -218,7 +221,7 @@ def test_absent_images_are_told_once(tmp_path, monkeypatch):
     cells = [
         dataclasses.replace(CELL, runs=tuple(dataclasses.replace(RUN, source="cifar10", seed=s) for s in range(3)))
     ]
-    failures = run_missing(cells, Where(tmp_path / "runs", data=tmp_path / "nothing"))
+    failures = run_missing(cells, Paths(tmp_path / "runs", data=tmp_path / "nothing"))
     assert list(failures) == ["cifar10"]
     assert "3 runs were not made; --data" in failures["cifar10"]
 
@@ -233,7 +236,7 @@ def test_one_run_of_two_experiments_is_one_job():
 
 def test_progress_ends_at_the_whole(tmp_path):
     seen = []
-    run_missing([CELL], Where(tmp_path / "runs"), watch=seen.append)
+    run_missing([CELL], Paths(tmp_path / "runs"), watch=seen.append)
     assert [p.work for p in seen] == sorted(p.work for p in seen)
     assert (seen[-1].work, seen[-1].done) == (pytest.approx(seen[-1].whole), 2)
 

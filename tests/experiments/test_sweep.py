@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from calgp import cli
 from calgp.errors import CalgpError
-from calgp.experiments.reproduce import Where
+from calgp.experiments.reproduce import Paths
 from calgp.experiments.sweep import (
     Part,
     Sweep,
@@ -62,16 +62,17 @@ def test_a_grid_is_every_combination_with_every_seed():
 
 def test_options_of_a_method_are_set_whatever_the_order_of_the_axes():
     sweep = Sweep(TINY, dict([parse_axis("method.keep=0.5,0.9"), parse_axis("method=cnn-mcd,cnn-gp-sorf")]))
-    assert [(type(job.run.method).__name__, job.run.method.keep) for job in sweep.jobs()] == [  # type: ignore[attr-defined]
+    methods = [job.run.method for _, jobs in sweep.jobs_by_setting() for job in jobs]
+    assert [(type(method).__name__, method.keep) for method in methods] == [  # type: ignore[attr-defined]
         (kind, keep) for keep in (0.5, 0.9) for kind in ("CnnMcd", "CnnGp")
     ]
 
 
 def test_draws_depend_on_their_seed_alone_and_more_begin_with_fewer():
     axes = dict(map(parse_axis, ["lr=loguniform:1e-4:1e-2", "method.keep=0.5,0.9", "batch-size=integer:10:90"]))
-    drawn = Sweep(TINY, axes, drawn=200)
+    drawn = Sweep(TINY, axes, random=200)
     assert drawn.settings() == drawn.settings()
-    assert drawn.settings()[:5] == replace(drawn, drawn=5).settings()
+    assert drawn.settings()[:5] == replace(drawn, random=5).settings()
     assert drawn.settings() != replace(drawn, draw_seed=1).settings()
     rates = [setting["learning_rate"] for setting in drawn.settings()]
     assert all(1e-4 <= rate <= 1e-2 for rate in rates)
@@ -81,8 +82,8 @@ def test_draws_depend_on_their_seed_alone_and_more_begin_with_fewer():
 
 
 def test_more_draws_than_there_are_settings_are_the_grid():
-    assert replace(SWEEP, drawn=6).settings() == SWEEP.settings()
-    assert len(replace(SWEEP, drawn=5).settings()) == 5
+    assert replace(SWEEP, random=6).settings() == SWEEP.settings()
+    assert len(replace(SWEEP, random=5).settings()) == 5
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 20])
@@ -95,7 +96,7 @@ def test_parts_are_disjoint_and_complete(count):
 
 def test_a_file_says_the_same_as_flags():
     file = {**TINY, "grid": {"lr": [1e-3, 1e-2], "method.keep": 0.5}, "sweep": {"seeds": [1, 2], "random": 1}}
-    flags = described(TINY, ["lr=1e-3,1e-2", "method.keep=0.5"], {"seeds": [1, 2], "drawn": 1})
+    flags = described(TINY, ["lr=1e-3,1e-2", "method.keep=0.5"], {"seeds": [1, 2], "random": 1})
     assert described(file, [], {}) == flags
     over = described(file, ["lr=5e-3"], {"seeds": [7]})
     assert (over.axes["learning_rate"], over.seeds) == ((5e-3,), (7,))
@@ -104,7 +105,7 @@ def test_a_file_says_the_same_as_flags():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: parse_axis("lr"), "not of the form NAME=VALUE"),
+        (lambda: parse_axis("lr"), "Invalid --grid lr: must be NAME=VALUE"),
         (lambda: parse_axis("lr=1,1"), "values that differ"),
         (lambda: parse_axis("lr=uniform:1"), "is no range"),
         (lambda: parse_axis("lr=loguniform:0:1"), "above 0"),
@@ -116,7 +117,10 @@ def test_a_file_says_the_same_as_flags():
         (lambda: Sweep(TINY | {"holdout": 0}, AXES).jobs(), "--holdout 0.1"),
         (lambda: Sweep(TINY, {"method.keeps": (1, 2)}).jobs(), "method.keeps=1: method has no option 'keeps'"),
         (lambda: described({"sweep": {"sedes": [1]}}, [], {}), "no option 'sedes'"),
-        (lambda: described({"sweep": {"random": "x"}}, [], {}), "drawn='x' cannot be"),
+        (
+            lambda: described({"sweep": {"random": "x"}}, [], {}),
+            "Invalid sweep.random='x': must be none or a whole number from 1",
+        ),
         (lambda: Part.parse("0/3"), "INDEX/COUNT"),
         (lambda: Part.parse("3"), "INDEX/COUNT"),
     ],
@@ -174,7 +178,7 @@ def test_a_run_that_fails_stops_no_other_and_cannot_be_the_best(tmp_path):
     assert (good.setting["kl_weight"], len(good.seeds)) == (1.0, 1)
     assert (bad.seeds, bad.held_out) == ((), {})
     told = write_sweep(sweep, [good, bad], tmp_path, command="calgp sweep", failures=failures)
-    assert "kl_weight" not in told["best"] and "Training failed" in (tmp_path / "report.html").read_text()
+    assert "kl-weight" not in told["best"] and "Training failed" in (tmp_path / "report.html").read_text()
 
 
 def test_parts_make_the_whole_and_the_last_writes_the_table(tmp_path, monkeypatch):
@@ -230,7 +234,7 @@ def test_ray_makes_every_run_once_though_a_worker_is_killed_and_the_pool_finds_t
     assert engine.counted("done") == [1] * 12
     assert engine.counted("begun") == [1] * 11 + [2]
     logs = [RunFolder(path).log() for path in (tmp_path / "ray/runs").iterdir() if path.is_dir()]
-    assert [[each["step"] for each in log if each["kind"] == "train"] for log in logs] == [[4]] * 12
+    assert [[each.step for each in log if each.kind == "train"] for log in logs] == [[4]] * 12
     found = found_by(SWEEP, tmp_path / "ray")
     assert [(each.seeds, each.planned) for each in found] == [((0, 1), 2)] * 6
     assert run_sweep(SWEEP, tmp_path / "pool", engine=Processes(2)) == {}
@@ -268,9 +272,9 @@ def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, n
         assert len(begun) - sum(folder.finished for folder in begun) <= 2
         assert any(folder.interrupted for folder in begun)
         assert all(folder.interrupted or folder.finished for folder in begun)
-    assert len(missing_jobs(LONG, Where(runs))) >= 1
+    assert len(missing_jobs(LONG, Paths(runs))) >= 1
     assert run_sweep(LONG, tmp_path / "x") == {}
     assert [each.seeds for each in found_by(LONG, tmp_path / "x")] == [(0, 1, 2)]
     for path in runs.glob("*/log.jsonl"):
-        steps = [each["step"] for each in RunFolder(path.parent).log() if each["kind"] == "train"]
+        steps = [each.step for each in RunFolder(path.parent).log() if each.kind == "train"]
         assert steps == list(range(20, 201, 20))  # none is missing, none is there twice

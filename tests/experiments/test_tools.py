@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calgp import cli
-from calgp.experiments import EXPERIMENTS, Where, rows_of, run_missing
+from calgp.experiments import EXPERIMENTS, Paths, rows_of, run_missing
 from calgp.experiments.page import write_experiment
 from calgp.experiments.scales import MNIST, RF, SCALES
 
@@ -34,7 +34,7 @@ runpy.run_path({str(ROOT / "tools/check_verdicts.py")!r}, run_name="__main__")
 def smoke(tmp_path_factory) -> Path:
     """Figures 3 and 4 at smoke scale: bounds, trends, pairs, two metrics of a row, panels, detection."""
     folder = tmp_path_factory.mktemp("smoke")
-    where = Where(folder / "runs", keep=folder / "results")
+    where = Paths(folder / "runs", keep=folder / "results")
     for name in ("fig3", "fig4"):
         cells = EXPERIMENTS[name].planned(SCALES["smoke"])
         assert run_missing(cells, where) == {}

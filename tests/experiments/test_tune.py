@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from calgp import calibration, cli, metrics
 from calgp.data import sources
 from calgp.errors import CalgpError
-from calgp.experiments.halving import Budget, Edge, Pilot, Search, draw, edges_of, successive_halving
-from calgp.experiments.reproduce import Where
+from calgp.experiments.halving import Budget, Edge, Pilot, Search, best_of, draw, edges_of, successive_halving
+from calgp.experiments.reproduce import Paths
 from calgp.experiments.tune import (
     TuningLog,
     cross_fitted,
@@ -89,7 +89,10 @@ def planned(base: Run, budget: Budget, mnll=lambda options: 1.0) -> Search:
     return search(base, budget, lambda options, rung, steps: Pilot(options, rung, steps, mnll=mnll(options)))
 
 
-@pytest.mark.parametrize("budget", [Budget(), Budget(pilots=20, steps=300), Budget(pilots=4, steps=90), Budget(1, 7)])
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(), Budget(pilots=20, steps=300), Budget(pilots=4, steps=90), Budget(1, 7), Budget(6, 9, finalists=6)],
+)
 def test_every_method_makes_the_same_pilots_and_steps(budget):
     for name, method in METHODS.items():
         base = Run(method, LeNet())
@@ -111,6 +114,9 @@ def test_every_method_makes_the_same_pilots_and_steps(budget):
 def test_the_budget_is_what_the_guide_says():
     assert Budget().rungs == ((8, 222), (3, 667), (1, 2000))
     assert (Budget().total_pilots, Budget().total_steps) == (12, 8 * 222 + 3 * 667 + 2000)
+    assert Budget(9, 900, finalists=3).rungs == ((9, 300), (3, 900))
+    assert Budget(9, 900, finalists=2).rungs == ((9, 100), (3, 300), (2, 900))
+    assert Budget(12, 600, finalists=12).rungs == ((12, 600),)
     assert [pilots_within(Budget(), steps) for steps in (0, 222, 443, 5777)] == [0, 1, 1, 12]
 
 
@@ -182,6 +188,7 @@ def test_a_default_outside_its_space_joins_it():
     [
         (lambda: Budget(pilots=0), "pilots=0: must be at least 1"),
         (lambda: Budget(factor=1), "factor=1: must be at least 2"),
+        (lambda: Budget(finalists=0), "finalists=0: must be at least 1"),
         (lambda: Budget(pilots=27, steps=26), "at least 27, or fewer pilots"),
         (lambda: planned_choices(), "fewer settings than pilots"),
     ],
@@ -239,8 +246,8 @@ def tiny(method: str) -> Run:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory) -> tuple[TuningLog, Where]:
-    where = Where(tmp_path_factory.mktemp("tuned") / "runs")
+def tuned(tmp_path_factory) -> tuple[TuningLog, Paths]:
+    where = Paths(tmp_path_factory.mktemp("tuned") / "runs")
     return tune(tiny("cnn-cal"), BUDGET, where), where
 
 
@@ -300,20 +307,20 @@ def test_a_log_that_did_not_spend_its_budget_is_refused(tuned, tmp_path):
 
 def test_no_test_image_is_read(tmp_path, monkeypatch):
     splits = []
-    read = sources.Embedded.load
+    read = sources.BundledSource.load
 
     def watched(self, split, *rest, **more):
         splits.append(split)
         return read(self, split, *rest, **more)
 
-    monkeypatch.setattr(sources.Embedded, "load", watched)
-    tune(tiny("cnn"), Budget(2, 3, samples=2), Where(tmp_path))
+    monkeypatch.setattr(sources.BundledSource, "load", watched)
+    tune(tiny("cnn"), Budget(2, 3, samples=2), Paths(tmp_path))
     assert splits and set(splits) == {"train"}
 
 
 def test_a_pilot_whose_numbers_fail_is_kept_with_the_reason_and_does_not_win(tmp_path):
     base = replace(tiny("cnn"), optimiser="sgd", learning_rate=1e11)  # the first pilot has the run's own rate
-    log = tune(base, Budget(3, 24, samples=2), Where(tmp_path))
+    log = tune(base, Budget(3, 24, samples=2), Paths(tmp_path))
     assert log.pilots[0].mnll == math.inf and "no finite number" in (log.pilots[0].failure or "")
     assert str(tmp_path) not in (log.pilots[0].failure or "")
     assert (len(log.pilots), log.steps) == (log.budget.total_pilots, log.budget.total_steps)
@@ -325,12 +332,12 @@ def test_a_pilot_whose_numbers_fail_is_kept_with_the_reason_and_does_not_win(tmp
 def test_a_method_none_of_whose_pilots_has_a_score_is_an_error(tmp_path):
     base = replace(tiny("cnn-gp-sorf"), optimiser="sgd", kl_weight=9e11, learning_rate=1e-2)
     with pytest.raises(CalgpError, match=r"Every pilot of .* failed; the first: step"):
-        tune(base, Budget(2, 24, samples=2), Where(tmp_path))
+        tune(base, Budget(2, 24, samples=2), Paths(tmp_path))
 
 
 def test_what_every_pilot_would_meet_is_told_at_once(tmp_path):
     with pytest.raises(CalgpError, match="105"):
-        tune(replace(tiny("cnn"), train_size=105), BUDGET, Where(tmp_path))
+        tune(replace(tiny("cnn"), train_size=105), BUDGET, Paths(tmp_path))
 
 
 @pytest.mark.slow
@@ -342,7 +349,7 @@ def test_methods_in_processes_find_the_same_as_one_after_the_other(tmp_path):
     assert (shown[-1].done, shown[-1].jobs) == (2 * BUDGET.total_pilots, 2 * BUDGET.total_pilots)
     logs = [read_log(task.log) for task in tasks]
     for task, log in zip(tasks, logs, strict=True):
-        again = tune(task.base, BUDGET, Where(tmp_path / "again" / task.name))
+        again = tune(task.base, BUDGET, Paths(tmp_path / "again" / task.name))
         assert [pilot.options for pilot in again.pilots] == [pilot.options for pilot in log.pilots]
     # what is done stays done, even without its runs
     assert tune_methods(tasks_of(bases, BUDGET, tmp_path / "a", tmp_path / "empty"), BUDGET) == {}
@@ -408,13 +415,20 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
         (["nowhere"], "There is no image set 'nowhere'"),
         (["digits", "--steps", "1"], "fewer pilots"),
         (["digits", "--methods", "cnn", "--holdout", "0"], "judged by held-out images"),
-        (["digits", "--methods", "cnn", "--set", "patience=2"], "leave patience out"),
-        (["digits", "--set", "method=cnn"], "--methods cnn-gp-sorf,cnn-mcd"),
+        (["digits", "--methods", "cnn", "--set", "patience=2"], "patience=2: pilots do not stop early"),
+        (["digits", "--set", "method=cnn"], "must be named by --methods"),
     ],
 )
 def test_bad_input_is_told(flags, says, tmp_path):
     result = CliRunner().invoke(cli.app, ["tune", *flags, "--out", str(tmp_path / "x")])
     assert isinstance(result.exception, CalgpError) and says in str(result.exception)
+
+
+def test_where_all_are_finalists_the_best_of_the_only_rung_wins():
+    budget = Budget(pilots=8, steps=9, finalists=8)
+    found = planned(Run(METHODS["cnn-gp-sorf"], LeNet()), budget, lambda options: options["method.sigma"])
+    assert {(pilot.rung, pilot.steps) for pilot in found.pilots} == {(0, 9)}
+    assert best_of(found.pilots, 0)[0].mnll == min(pilot.mnll for pilot in found.pilots) < 1.0
 
 
 def test_rungs_may_have_their_own_number_of_images():

@@ -15,8 +15,8 @@ import torch
 from lightning_fabric import Fabric
 
 from calgp.data import load
-from calgp.runs import Interrupted, Run, RunFolder, calibrate, evaluate, from_json, train
-from calgp.runs.folder import FORMAT
+from calgp.runs import Interrupted, Run, RunFolder, from_json, train_run
+from calgp.runs.card import FORMAT
 from calgp.runs.writing import LOCK
 
 HERE = Path(__file__).parent
@@ -53,14 +53,14 @@ def main() -> None:
         sys.exit(f"{target} is there; it must stay as it is.")
     torch.set_num_threads(1)
     try:
-        train(description(), RunFolder(target / "interrupted"), fabric, watch=interrupt)
+        train_run(description(), RunFolder(target / "interrupted"), fabric, watch=interrupt)
     except Interrupted:
         shutil.copytree(target / "interrupted", target / "run")
     folder = RunFolder(target / "run")
-    train(description(), folder, fabric, resume=True)
-    evaluate(folder, fabric, source=SOURCE, images=images(), samples=4)
-    calibrate(folder, fabric, samples=4)
-    evaluate(folder, fabric, source=SOURCE, images=images(), samples=4)
+    classifier = train_run(description(), folder, fabric, resume=True)
+    classifier.evaluate(SOURCE, images=images(), passes=4)
+    classifier.calibrate(passes=4)
+    classifier.evaluate(SOURCE, images=images(), passes=4)
     for name in ("run", "interrupted"):
         (target / name / LOCK).unlink()
 

@@ -1,4 +1,8 @@
+import copy
+import io
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ from calgp.gp import (
     name_sites,
     orthogonal,
 )
+from calgp.gp import frequencies as frequencies_module
 
 DRAWS = {"gaussian": gaussian, "orthogonal": orthogonal}
 
@@ -93,7 +98,7 @@ def test_error_falls_with_the_root_of_the_number_of_frequencies(name, ard, draw)
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_sorf_error_falls_with_the_number_of_blocks(name):
-    """d = 100 padded to 128; up to 64 blocks, where the noise (not yet the bias of order 1/d') rules the error."""
+    """d = 100 padded to 128; up to 16 blocks, where the noise (not yet the bias of order 1/d') rules the error."""
     c, kernel, generator = features(5, 100), kernel_with(name, 100), seeded(2)
     k = kernel.covariance(c, c).detach()
     sizes = [128, 512, 2048]
@@ -156,10 +161,25 @@ def test_sorf_bias_is_under_five_percent_from_64_dimensions_on(name, d, sorf_bia
 
 @pytest.mark.parametrize("ard", [False, True])
 @pytest.mark.parametrize(
-    ("d", "n_rf"), [(8, 8), (8, 3), (8, 24), (8, 19), (5, 8), (5, 5), (5, 29), (1, 4), (100, 300), (128, 100)]
+    ("d", "n_rf"),
+    [
+        (8, 8),
+        (8, 3),
+        (8, 24),
+        (8, 19),
+        (5, 8),
+        (5, 5),
+        (5, 29),
+        (1, 4),
+        (100, 300),
+        (128, 100),
+        (180, 400),
+        (384, 384),
+        (1025, 1300),
+    ],
 )
 def test_sorf_equals_the_explicit_dense_matrix(d, n_rf, ard):
-    """Padding (d not a power of two), truncation (N_RF below d'), blocks (above), and both."""
+    """Padding, truncation (N_RF below d'), blocks (above), and both; by a product, and for d = 1025 by transforms."""
     sorf = Sorf(d, n_rf, generator=seeded(d)).double()
     lengthscale = torch.linspace(0.5, 2, d).double() if ard else torch.tensor([0.7]).double()
     dense = reference.sorf(sorf.signs.numpy(), n_rf)[:d]
@@ -168,9 +188,10 @@ def test_sorf_equals_the_explicit_dense_matrix(d, n_rf, ard):
     np.testing.assert_allclose(sorf(c, lengthscale), c.numpy() / lengthscale.numpy() @ dense, rtol=1e-12, atol=1e-12)
 
 
-def test_sorf_frequencies_are_orthogonal_with_norm_root_d():
-    omega = Sorf(32, 32, generator=seeded(0)).double()(torch.eye(32).double(), torch.ones(1).double())
-    torch.testing.assert_close(omega.mT @ omega, 32 * torch.eye(32).double())
+@pytest.mark.parametrize("d", [32, 384])
+def test_sorf_frequencies_are_orthogonal_with_norm_root_d(d):
+    omega = Sorf(d, d, generator=seeded(0)).double()(torch.eye(d).double(), torch.ones(1).double())
+    torch.testing.assert_close(omega.mT @ omega, d * torch.eye(d).double())
 
 
 def test_sorf_draws_independent_blocks():
@@ -203,6 +224,179 @@ def test_sorf_never_makes_omega_nor_the_hadamard_matrix(n_rf):
     stored = sum(t.numel() for t in (*sorf.parameters(), *sorf.buffers()))
     assert stored <= 3 * (n_rf + d)
     assert largest.numel <= 3 * (n_rf + d)
+
+
+# Where Ω is small, a product with it is SORF
+
+
+@pytest.fixture
+def by_transforms(monkeypatch):
+    """No Ω is small enough from here on."""
+    return lambda: monkeypatch.setattr(frequencies_module, "DENSE", 0)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (20,), (3, 1), (3, 20)], ids=["isotropic", "ard", "outputs", "ard-outputs"])
+@pytest.mark.parametrize("rows", [1, 50])
+def test_product_and_transforms_agree_with_all_their_gradients(rows, shape, learned, by_transforms):
+    sorf = Sorf(20, 70, generator=seeded(0))
+    lengthscale = torch.rand(shape, generator=seeded(1), dtype=torch.float64).add(0.5).requires_grad_(learned)
+    c = features(rows, 20, seed=2).requires_grad_()
+    wanted = [c, lengthscale][: 1 + learned]
+
+    def results():
+        out = sorf(c, lengthscale)
+        return [out, *torch.autograd.grad(out.tanh().sum(), wanted)]
+
+    dense = results()
+    assert sorf._made is not None
+    by_transforms()
+    for one, other in zip(dense, results(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def small_sorf(seed):
+    return Sorf(20, 70, generator=seeded(seed))
+
+
+def projected(sorf, c=None):
+    c = features(3, 20) if c is None else c
+    return sorf(c, c.new_full((1,), 2.0))
+
+
+def test_product_is_made_of_the_signs_that_are_there():
+    """After loading, assigning, in place; also where a copy is made between the change and the next call."""
+    expected, other = projected(small_sorf(1)), small_sorf(1)
+    for change in (
+        lambda sorf: sorf.load_state_dict(other.state_dict()),
+        lambda sorf: sorf.load_state_dict(other.state_dict(), assign=True),
+        lambda sorf: sorf.signs.copy_(other.signs),
+        lambda sorf: setattr(sorf, "signs", other.signs),
+    ):
+        sorf = small_sorf(0)
+        assert not torch.equal(projected(sorf), expected)
+        change(sorf)
+        copies = copy.deepcopy(sorf), copy.copy(sorf), pickle.loads(pickle.dumps(sorf))  # noqa: S301
+        for found in (sorf, *copies):
+            assert torch.equal(projected(found), expected)
+
+
+def test_product_follows_functional_calls():
+    sorf, other = small_sorf(0), small_sorf(1)
+    ell, c = torch.full((1,), 2.0).double(), features(3, 20)
+    projected(sorf)
+    assert torch.equal(torch.func.functional_call(sorf, other.state_dict(), (c, ell)), projected(other))
+    assert not torch.equal(projected(sorf), projected(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_product_follows_the_type_of_the_features(dtype):
+    sorf = small_sorf(0)
+    exact = projected(sorf)
+    for found in (projected(sorf, features(3, 20).to(dtype)), projected(sorf.to(dtype), features(3, 20).to(dtype))):
+        assert found.dtype == dtype
+        # 20 products of numbers of size 1 that are rounded before
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=20 * torch.finfo(dtype).eps)
+
+
+def test_product_follows_the_device():
+    sorf = small_sorf(0)
+    projected(sorf)
+    assert projected(sorf.to("meta"), features(3, 20).to("meta")).is_meta
+
+
+def test_omega_is_made_once_and_saved_nowhere():
+    sorf = small_sorf(0)
+    stored = io.BytesIO()
+    torch.save(sorf, stored)
+    size = len(stored.getvalue())
+    projected(sorf)
+    made = sorf._made.omega
+    projected(sorf)
+    assert sorf._made.omega is made
+    assert list(sorf.state_dict()) == ["signs"]
+    stored = io.BytesIO()
+    torch.save(sorf, stored)
+    assert len(stored.getvalue()) == size
+
+
+def test_training_works_after_an_omega_made_in_inference_mode():
+    sorf = small_sorf(0)
+    with torch.inference_mode():
+        projected(sorf)
+    c = features(3, 20).requires_grad_()
+    projected(sorf, c).sum().backward()
+    assert c.grad.isfinite().all()
+
+
+def test_signs_born_in_inference_mode_serve():
+    with torch.inference_mode():
+        sorf = small_sorf(0)
+        assert torch.equal(projected(sorf), projected(small_sorf(0)))
+        sorf.load_state_dict(small_sorf(1).state_dict())
+        assert torch.equal(projected(sorf), projected(small_sorf(1)))
+
+
+def test_omega_is_exact_under_autocast():
+    """What is kept must not be of the precision of the moment."""
+    sorf = small_sorf(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        projected(sorf, features(3, 20).float())
+    torch.testing.assert_close(sorf._made.omega, small_sorf(0)._omega(torch.float32), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's own
+@pytest.mark.parametrize("d", [20, 320, 1025])
+def test_functional_transforms_see_sorf(d):
+    """First called inside of a transform: what is kept must not be a tensor of that transform."""
+    ell, c = torch.full((1,), 2.0).double(), features(3, d)
+    sorf = Sorf(d, d, generator=seeded(0))
+    gradient = torch.func.grad(lambda c: sorf(c, ell).tanh().sum())(c)
+    wanted = c.clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(sorf(wanted, ell).tanh().sum(), wanted)[0])
+    torch.testing.assert_close(torch.func.vmap(lambda c: sorf(c, ell))(c), sorf(c, ell))
+    _, tangent = torch.func.jvp(lambda c: sorf(c, ell), (c,), (torch.ones_like(c),))
+    torch.testing.assert_close(tangent, sorf(torch.ones_like(c), ell))  # it is linear
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [20, 320])
+def test_compiled_and_exported_sorf_is_the_same(d, unchecked):
+    torch.compiler.reset()
+    ell, c = torch.full((1,), 2.0), features(3, d).float()
+    sorf = Sorf(d, d, generator=seeded(0))
+    expected = sorf(c, ell)
+    compiled = torch.compile(sorf, fullgraph=True, backend="aot_eager")(c, ell)
+    exported = torch.export.export(sorf, (c, ell)).module()(c, ell)
+    # float32, added in another order
+    torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(exported, expected, rtol=0, atol=1e-4)
+
+
+def test_several_threads_of_python_share_a_layer():
+    sorf, c = small_sorf(0), features(3, 20)
+    expected = projected(small_sorf(0))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(found, expected) for found in pool.map(lambda _: projected(sorf, c), range(40)))
+
+
+@pytest.mark.parametrize(("d", "n_rf"), [(1280, 1280), (150, 300), (1100, 5000)])
+def test_signs_of_earlier_versions_keep_their_size(d, n_rf):
+    """They were padded to a power of two."""
+    padded = 2 ** math.ceil(math.log2(d))
+    shape = 3, math.ceil(n_rf / padded), padded
+    signs = (torch.randint(0, 2, shape, generator=seeded(1)) * 2 - 1).to(torch.int8)
+    sorf = Sorf(d, n_rf, generator=seeded(0))
+    assert sorf.signs.shape != shape
+    torch.nn.ModuleDict({"sorf": sorf}).load_state_dict({"sorf.signs": signs})
+    c = features(2, d)
+    dense = reference.sorf(signs.numpy(), n_rf)[:d]
+    np.testing.assert_allclose(sorf(c, torch.ones(1).double()), c.numpy() @ dense, rtol=1e-11, atol=1e-11)
+
+
+def test_signs_of_other_layers_are_refused():
+    with pytest.raises(RuntimeError, match="size mismatch for signs"):
+        Sorf(1280, 1280).load_state_dict(Sorf(768, 1280).state_dict())
 
 
 # Draws

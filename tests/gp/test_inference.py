@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -22,6 +23,7 @@ from calgp.gp import (
     predict,
     predict_batches,
 )
+from calgp.gp.likelihoods import covariance_root
 
 SEED_ONLY = {"rtol": 0, "atol": 1e-5}  # what may differ with chunks and batches: float32 sums in another order
 
@@ -29,8 +31,9 @@ SEED_ONLY = {"rtol": 0, "atol": 1e-5}  # what may differ with chunks and batches
 class Toy(Model):
     """Batch norm, a linear map, a deep process: small, but with everything that prediction must leave alone."""
 
-    def __init__(self, masking=Masking(), *, frequencies="variational", seed=0):
+    def __init__(self, masking=Masking(), *, frequencies="variational", seed=0, integrate=False):
         super().__init__()
+        self.integrate = integrate
         generator = torch.Generator().manual_seed(seed)
         self.norm = nn.BatchNorm1d(6)
         self.first = MaskedLinear(6, 8, masking=UNMASKED, bias=True, std=0.5, generator=generator)
@@ -44,6 +47,8 @@ class Toy(Model):
         return self.first(self.norm(x)).relu()
 
     def sample(self, h, noise):
+        if self.integrates(noise):
+            return self.gp.latent(h, noise)
         return Latent(self.gp(h, noise).unflatten(0, (-1, len(h))))
 
     def kl(self):
@@ -86,7 +91,7 @@ def test_prediction_averages_probabilities_over_samples(masking):
     """Eq. (10) over explicit samples, in NumPy; the average of logits is something else."""
     model, x = Toy(masking), images()
     p = explicit(model, x, 50)
-    result = predict(model, x, samples=50)
+    result = predict(model, x, passes=50)
     np.testing.assert_allclose(result.probs, p.mean(0), atol=2e-6)  # float32
     of_mean_logits = reference.softmax(np.log(p).mean(0))
     assert np.abs(result.probs.numpy() - of_mean_logits).max() > 0.05
@@ -96,7 +101,7 @@ def test_prediction_averages_probabilities_over_samples(masking):
 def test_uncertainties_equal_numpys():
     model, x = Toy(), images()
     p = explicit(model, x, 30, seed=5)
-    result = predict(model, x, samples=30, seed=5)
+    result = predict(model, x, passes=30, seed=5)
     mean = p.mean(0)
     entropy, expected = reference.entropy(mean), np.mean([reference.entropy(sample) for sample in p], 0)
     close = {"rtol": 1e-4, "atol": 5e-6}  # float32, differences of sums of squares
@@ -114,7 +119,7 @@ def test_uncertainties_equal_numpys():
 def test_monte_carlo_error_is_the_scatter_of_repeated_predictions():
     """Over 60 seeds; the scatter of 60 numbers is known to 9 %, its mean over 48 to far less."""
     model, x = Toy(), images()
-    results = [predict(model, x, samples=20, seed=seed) for seed in range(60)]
+    results = [predict(model, x, passes=20, seed=seed) for seed in range(60)]
     found = torch.stack([result.probs for result in results]).var(0).mean().sqrt()
     stated = torch.stack([result.monte_carlo_error.square() for result in results]).mean().sqrt()
     assert found.item() == pytest.approx(stated.item(), rel=0.15)
@@ -123,7 +128,7 @@ def test_monte_carlo_error_is_the_scatter_of_repeated_predictions():
 @pytest.mark.parametrize("memory", [1, 2_000, 20_000, 10**9])
 def test_memory_does_not_change_the_answer(memory):
     model, x = Toy(), images()
-    whole, chunked = predict(model, x, samples=33), predict(model, x, samples=33, memory=memory)
+    whole, chunked = predict(model, x, passes=33), predict(model, x, passes=33, memory=memory)
     for name in ("log_probs", "expected_entropy", "variance"):
         torch.testing.assert_close(getattr(chunked, name), getattr(whole, name), **SEED_ONLY)
 
@@ -132,17 +137,17 @@ def test_memory_decides_how_many_rows_and_samples_are_computed_at_a_time():
     model, x = Toy(), images()
     sizes = []
     handle = model.gp.register_forward_hook(lambda module, inputs, f: sizes.append(len(f)))
-    predict(model, x, samples=33, memory=1)
+    predict(model, x, passes=33, memory=1)
     assert sizes == [1] + [1] * (33 * 12)  # the first measures what a sample of a row takes
     sizes.clear()
-    predict(model, x, samples=33)
+    predict(model, x, passes=33)
     assert sizes == [1, 33 * 12]
     sizes.clear()
     one = 4 * 30 * 4  # four times the largest of a layer's results for one sample of a row: 30 numbers of 4 bytes
-    predict(model, x, samples=33, memory=33 * 5 * one)
+    predict(model, x, passes=33, memory=33 * 5 * one)
     assert sizes == [1, 33 * 5, 33 * 5, 33 * 2]
     sizes.clear()
-    predict(model, x[:1], samples=33, memory=10 * one)
+    predict(model, x[:1], passes=33, memory=10 * one)
     assert sizes == [1, 10, 10, 10, 3]
     handle.remove()
 
@@ -152,7 +157,7 @@ def test_batches_and_order_do_not_change_the_answer(size):
     model, x = Toy(), images()
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     batches = [(x[rows], rows) for rows in order.split(size)]
-    whole, parts = predict(model, x, samples=7), predict(model, batches, samples=7)
+    whole, parts = predict(model, x, passes=7), predict(model, batches, passes=7)
     torch.testing.assert_close(parts.log_probs, whole.log_probs[order], **SEED_ONLY)
     torch.testing.assert_close(parts.variance, whole.variance[order], **SEED_ONLY)
 
@@ -160,7 +165,7 @@ def test_batches_and_order_do_not_change_the_answer(size):
 def test_fewer_samples_are_a_prefix_of_more():
     """The first 20 of 50, and the other 30, recomputed one by one, make the 50."""
     model, x = Toy(), images()
-    twenty, fifty = predict(model, x, samples=20), predict(model, x, samples=50)
+    twenty, fifty = predict(model, x, passes=20), predict(model, x, passes=50)
     p = explicit(model, x, 50)
     np.testing.assert_allclose(twenty.probs, p[:20].mean(0), atol=2e-6)
     rest = p[20:].mean(0)
@@ -169,8 +174,8 @@ def test_fewer_samples_are_a_prefix_of_more():
 
 def test_same_seed_same_answer_other_seed_another():
     model, x = Toy(), images()
-    assert torch.equal(predict(model, x, samples=5, seed=1).log_probs, predict(model, x, samples=5, seed=1).log_probs)
-    assert not torch.allclose(predict(model, x, samples=5, seed=1).probs, predict(model, x, samples=5, seed=2).probs)
+    assert torch.equal(predict(model, x, passes=5, seed=1).log_probs, predict(model, x, passes=5, seed=1).log_probs)
+    assert not torch.allclose(predict(model, x, passes=5, seed=1).probs, predict(model, x, passes=5, seed=2).probs)
 
 
 def test_prediction_leaves_the_model_and_the_generators_bit_for_bit():
@@ -185,7 +190,7 @@ def test_prediction_leaves_the_model_and_the_generators_bit_for_bit():
     assert set(modes.values()) == {True, False}
     torch.manual_seed(3)
     rng = torch.get_rng_state()
-    predict(model, x, samples=9)
+    predict(model, x, passes=9)
     assert torch.equal(rng, torch.get_rng_state())
     assert modes == {name: module.training for name, module in model.named_modules()}
     assert state.keys() == model.state_dict().keys()
@@ -200,14 +205,14 @@ def test_prediction_leaves_the_model_and_the_generators_bit_for_bit():
 def test_batch_norm_in_training_mode_does_not_make_predictions_depend_on_the_batch():
     model, x = Toy(), images()
     model.train()
-    whole = predict(model, x, samples=3)
-    half = predict(model, x[:6], samples=3)
+    whole = predict(model, x, passes=3)
+    half = predict(model, x[:6], passes=3)
     torch.testing.assert_close(whole.log_probs[:6], half.log_probs, **SEED_ONLY)
 
 
 def test_between_batches_the_model_and_the_gradients_are_the_callers():
     model, x = Toy().train(), images()
-    for _ in predict_batches(model, [(x[:6], torch.arange(6)), (x[6:], torch.arange(6, 12))], samples=2):
+    for _ in predict_batches(model, [(x[:6], torch.arange(6)), (x[6:], torch.arange(6, 12))], passes=2):
         assert model.training
         assert torch.is_grad_enabled()
 
@@ -215,14 +220,14 @@ def test_between_batches_the_model_and_the_gradients_are_the_callers():
 def test_an_error_inside_leaves_the_model_as_it_was():
     model = Toy().train()
     with pytest.raises(RuntimeError):
-        predict(model, torch.ones(3, 7), samples=2)
+        predict(model, torch.ones(3, 7), passes=2)
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_network_without_masks_needs_one_sample_and_has_no_variance():
     model, x = Point(), images()
-    result = predict(model, x, samples=50)
+    result = predict(model, x, passes=50)
     assert result.samples == 1
     assert (result.variance == 0).all()
     assert (result.mutual_information <= 1e-6).all()  # two ways to one number, in float32
@@ -234,7 +239,7 @@ def test_extreme_logits_predict_finite_log_probabilities_that_sum_to_one(scale):
     model, x = Toy(), images()
     with torch.no_grad():
         model.gp.layers[-1].weights.weight.mul_(scale)
-    result = predict(model, x, samples=20)
+    result = predict(model, x, passes=20)
     assert result.log_probs.isfinite().all()
     assert result.log_probs.min() < -100
     np.testing.assert_allclose(result.probs.sum(-1), 1, rtol=1e-5)
@@ -244,19 +249,19 @@ def test_extreme_logits_predict_finite_log_probabilities_that_sum_to_one(scale):
 
 def test_parts_are_joined_in_order():
     model, x = Toy(), images()
-    parts = [predict(model, [(x[rows], rows)], samples=3) for rows in torch.arange(12).split(5)]
+    parts = [predict(model, [(x[rows], rows)], passes=3) for rows in torch.arange(12).split(5)]
     joined = Predictive.cat(parts)
-    torch.testing.assert_close(joined.log_probs, predict(model, x, samples=3).log_probs, **SEED_ONLY)
+    torch.testing.assert_close(joined.log_probs, predict(model, x, passes=3).log_probs, **SEED_ONLY)
     assert joined.samples == 3
 
 
 def test_some_sample_is_needed():
-    with pytest.raises(ValueError, match="at least 1"):
-        predict(Toy(), images(), samples=0)
+    with pytest.raises(ValueError, match="passes ≥ 1"):
+        predict(Toy(), images(), passes=0)
 
 
 def test_float64_models_predict_in_float64():
-    result = predict(Toy().double(), images().double(), samples=2)
+    result = predict(Toy().double(), images().double(), passes=2)
     assert result.log_probs.dtype == torch.float64
 
 
@@ -347,8 +352,8 @@ def test_sites_of_a_bound_are_those_of_its_model():
 
 def test_a_long_tensor_is_predicted_in_batches_that_change_nothing():
     x = torch.randn(230, 6, generator=torch.Generator().manual_seed(0))
-    whole = predict(Toy(), [(x, torch.arange(230))], samples=3)
-    torch.testing.assert_close(predict(Toy(), x, samples=3).log_probs, whole.log_probs, **SEED_ONLY)
+    whole = predict(Toy(), [(x, torch.arange(230))], passes=3)
+    torch.testing.assert_close(predict(Toy(), x, passes=3).log_probs, whole.log_probs, **SEED_ONLY)
 
 
 def test_nothing_to_predict_and_impossible_seeds_are_refused():
@@ -361,7 +366,7 @@ def test_nothing_to_predict_and_impossible_seeds_are_refused():
 
 def test_calibrated_probabilities_leave_what_the_samples_said():
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
-    before = predict(Toy(), x, samples=8)
+    before = predict(Toy(), x, passes=8)
     flatter = (before.log_probs / 2).log_softmax(-1)
     after = before.calibrated(flatter).calibrated(flatter)  # twice is the same as once
     assert after.probs.equal(flatter.exp()) and after.entropy.gt(before.entropy).all()
@@ -369,7 +374,7 @@ def test_calibrated_probabilities_leave_what_the_samples_said():
         assert getattr(after, name).equal(getattr(before, name)), name
     assert before.mutual_information.max() > 1e-3
     halves = Predictive.cat(
-        predict(Toy(), [(x[rows], rows)], samples=8).calibrated(flatter[rows]) for rows in torch.arange(5).split(3)
+        predict(Toy(), [(x[rows], rows)], passes=8).calibrated(flatter[rows]) for rows in torch.arange(5).split(3)
     )
     torch.testing.assert_close(halves.mutual_information, after.mutual_information, rtol=0, atol=1e-5)
 
@@ -385,11 +390,11 @@ class OneGaussian(Point):
 @pytest.mark.parametrize("memory", [1, 10**4, 10**6])
 def test_draws_of_a_gaussian_fit_in_the_memory_and_do_not_change_with_it(memory):
     model, x, sizes = OneGaussian(), images(), []
-    whole = predict(model, x, samples=33)
+    whole = predict(model, x, passes=33)
     assert whole.samples == 33 * model.likelihood.draws
     log_probs = model.likelihood.log_probs
     model.likelihood.log_probs = lambda *args: sizes.append(log_probs(*args).numel()) or log_probs(*args)
-    bounded = predict(model, x, samples=33, memory=memory)
+    bounded = predict(model, x, passes=33, memory=memory)
     one_sample_of_a_row = 16 * 4  # draws and classes
     assert max(sizes[2:]) <= max(memory // 64, one_sample_of_a_row)  # 16 times the bytes of the result
     for name in ("log_probs", "expected_entropy", "variance"):
@@ -397,6 +402,142 @@ def test_draws_of_a_gaussian_fit_in_the_memory_and_do_not_change_with_it(memory)
 
 
 def test_a_point_is_computed_once_whatever_the_memory():
-    result = predict(Point(), images(), samples=50, memory=1)
+    result = predict(Point(), images(), passes=50, memory=1)
     assert result.samples == 1
-    torch.testing.assert_close(result.log_probs, predict(Point(), images(), samples=50).log_probs)
+    torch.testing.assert_close(result.log_probs, predict(Point(), images(), passes=50).log_probs)
+
+
+# Passes: with the last layer integrated, once or several times, and without
+
+ENGINES = {
+    "one pass": {"passes": 1, "engine": "moments"},
+    "passes": {"passes": 5, "engine": "moments"},
+    "samples": {"passes": 5, "engine": "samples"},
+}
+every_engine = pytest.mark.parametrize("how", ENGINES.values(), ids=ENGINES)
+SAME = {"rtol": 0, "atol": 1e-11}  # the same draws: float64 sums in another order
+COLUMNS = ("log_probs", "expected_entropy", "variance")
+
+
+@every_engine
+@pytest.mark.parametrize("memory", [1, 5_000, 50_000])
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_draws_are_the_same_whatever_batch_order_and_chunk(how, size, memory):
+    model, x = Toy(integrate=True).double(), images().double()
+    whole = predict(model, x, seed=3, **how)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    parts = predict(model, [(x[rows], rows) for rows in order.split(size)], seed=3, memory=memory, **how)
+    assert parts.samples == whole.samples
+    for name in COLUMNS:
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name)[order], **SAME)
+
+
+@every_engine
+def test_the_same_seed_gives_the_same_bits_and_another_seed_other_draws(how):
+    model, x = Toy(integrate=True), images()
+    one, same, other = (predict(model, x, seed=seed, **how) for seed in (1, 1, 2))
+    assert all(torch.equal(getattr(one, name), getattr(same, name)) for name in COLUMNS)
+    assert not torch.allclose(one.probs, other.probs)
+
+
+@every_engine
+def test_every_engine_gives_all_that_is_known_of_uncertainty(how):
+    """Entropy = expected entropy + mutual information; deviations of probabilities are theirs over the draws."""
+    result = predict(Toy(integrate=True), images(), **how)
+    torch.testing.assert_close(result.entropy, result.expected_entropy + result.mutual_information)
+    assert (result.mutual_information > 1e-4).any() and (result.variance > 1e-4).any()
+    assert (result.variance <= 0.25 * result.samples / (result.samples - 1)).all()
+
+
+def test_one_pass_is_the_default_of_what_is_trained_with_its_last_layer_integrated():
+    x = images()
+    trained, sampled = Toy(integrate=True), Toy()
+    assert torch.equal(predict(trained, x).log_probs, predict(trained, x, **ENGINES["one pass"]).log_probs)
+    assert torch.equal(predict(sampled, x).log_probs, predict(sampled, x, passes=50, engine="samples").log_probs)
+    assert torch.equal(predict(trained, x, engine="samples").log_probs, predict(sampled, x).log_probs)
+    assert torch.equal(predict(sampled, x, engine="moments").log_probs, predict(trained, x).log_probs)
+
+
+def at_their_mean(model, x):
+    """Φ of the last layer with everything before it at its mean, by hand: masks are π."""
+    first, last = model.gp.layers
+    c = model.stem(x)
+    hidden = first.kernel.expand(0.5 * c / first.kernel.lengthscale @ first.frequencies.epsilon) * 0.5
+    fed = torch.cat([hidden @ first.weights.weight, c], -1)
+    return last.kernel.expand(0.5 * fed / last.kernel.lengthscale @ last.frequencies.epsilon), last.weights.weight
+
+
+def test_one_pass_has_everything_but_the_last_layer_at_its_mean():
+    """And that integrated: as by 200,000 draws of N(π Φ M, π(1 − π) Σ_i Φ_i² M_i M_iᵀ)."""
+    model, x = Toy(integrate=True).double().eval(), images().double()
+    with torch.no_grad():
+        phi, m = at_their_mean(model, x)
+        covariance = 0.25 * torch.einsum("ni,iq,ir->nqr", phi.square(), m, m)
+        root = torch.linalg.cholesky(covariance + 1e-9 * torch.eye(4))
+    epsilon = torch.randn(100_000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    deviation = torch.einsum("nqr,kr->knq", root, epsilon)
+    f = torch.cat([0.5 * phi @ m + deviation, 0.5 * phi @ m - deviation])
+    result = predict(model, x, **ENGINES["one pass"])
+    assert result.samples == 256 and result.probs.max() > 0.4
+    torch.testing.assert_close(result.probs, f.softmax(-1).mean(0), rtol=0, atol=5e-3)  # 256 quasi-random points
+    assert (result.probs - f.softmax(-1).mean(0)).square().mean().sqrt() < 1e-3
+    entropy = torch.special.entr(f.softmax(-1)).sum(-1).mean(0)
+    torch.testing.assert_close(result.expected_entropy, entropy, rtol=0, atol=0.02)
+
+
+def test_several_passes_draw_what_comes_before_and_integrate_the_last_layer_in_each():
+    """By hand: a Gaussian for each sample of what comes before, its part of the quasi-random points for each."""
+    model, x = Toy(integrate=True).double().eval(), images().double()
+    result = predict(model, x, passes=8, engine="moments", seed=4)
+    sobol = torch.quasirandom.SobolEngine(4, scramble=True, seed=4).draw(256, dtype=torch.float64)
+    points = torch.special.ndtri(sobol).view(8, 32, 4)
+    probs = torch.zeros(12, 4, dtype=torch.float64)
+    for s in range(8):
+        noise = Noise(4, torch.tensor([s]), torch.arange(12), integrate=True)
+        with torch.no_grad():
+            latent = model(x, noise)
+        for n in range(12):
+            order = latent.mean[0, n].argsort(descending=True)  # the largest mean has the first coordinate
+            root = covariance_root(latent.covariance[0, n][order][:, order])
+            f = latent.mean[0, n, order] + points[s] @ root.mT
+            probs[n, order] += f.softmax(-1).mean(0) / 8
+    torch.testing.assert_close(result.probs, probs, **SAME)
+    assert result.samples == 256
+
+
+def test_many_passes_with_the_last_layer_integrated_are_many_samples():
+    """Rao and Blackwell: the same average, of which each pass knows a part exactly; 400 passes against 20,000."""
+    model, x = Toy(), images()
+    exact = predict(model, x, passes=20_000, engine="samples")
+    found = predict(model, x, passes=400, engine="moments")
+    samples = predict(model, x, passes=400, engine="samples")
+    # 30 features: their Gaussian is off by up to 0.01
+    bound = 5 * samples.monte_carlo_error + 0.01
+    assert ((found.probs - exact.probs).abs() < bound).all()
+    errors = [(each.probs - exact.probs).square().mean().sqrt() for each in (found, samples)]
+    assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("how", [ENGINES["one pass"], ENGINES["passes"]], ids=["one pass", "passes"])
+def test_what_is_kept_of_all_features_is_the_point_network(how):
+    """keep → 1: the variance of masks is 1 − π, so probabilities come nearer in proportion; keep = 1 is the point."""
+    x, distances = images().double(), []
+    point = predict(Toy(Masking(1.0, inverted=True)).double(), x).probs
+    for spare in (2**-6, 2**-9, 2**-12, 2**-15):
+        model = Toy(Masking(1 - spare, inverted=True), integrate=True).double()
+        distances.append((predict(model, x, **how).probs - point).abs().max().item())
+    assert distances[-1] < 2e-3 and all(near < far for far, near in itertools.pairwise(distances))
+    kept = predict(Toy(Masking(1.0, inverted=True), integrate=True).double(), x, **how)
+    assert kept.samples == 1 and (kept.variance == 0).all()
+    torch.testing.assert_close(kept.probs, point, rtol=0, atol=1e-15)
+
+
+def test_a_gaussian_of_a_network_without_masks_is_integrated_by_all_points_whatever_the_passes():
+    """They differ only in their points, of which there are as many as those of one pass, or more."""
+    model, x = OneGaussian(), images()
+    one, several = (predict(model, x, passes=passes, engine="moments") for passes in (1, 16))
+    assert one.samples == 256 and several.samples == 16 * 16
+    torch.testing.assert_close(one.probs, several.probs)  # the same sequence in other parts
+    # f has a deviation of 1: 256 points are off by 2e-3, the 32,000 draws by 1e-3
+    error = one.probs - predict(model, x, passes=2000, engine="samples").probs
+    assert error.square().mean().sqrt() < 3e-3 and error.abs().max() < 8e-3

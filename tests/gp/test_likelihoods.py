@@ -225,6 +225,24 @@ def test_gaussian_likelihood_equals_the_expectation_by_quadrature():
     np.testing.assert_allclose(Gaussian(noise).double().expected_log_prob(f, y).detach(), expected, rtol=1e-6)
 
 
+def test_gaussian_likelihood_needs_only_the_variances_of_a_covariance():
+    """The squares of a sum over functions: what varies together makes no difference to its mean."""
+    a = torch.randn(1, 4, 2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    mean, covariance, y = gaussian_latent().mean, a @ a.mT, torch.zeros(4, 2, dtype=torch.float64)
+    found = Gaussian(0.3).double().expected_log_prob(Latent(mean, covariance=covariance), y)
+    alone = Latent(mean, covariance.diagonal(dim1=-2, dim2=-1))
+    torch.testing.assert_close(found, Gaussian(0.3).double().expected_log_prob(alone, y))
+    draws = Latent(Latent(mean, covariance=covariance).points(40_000, keyed(4)))
+    error = 5 * 2**0.5 * covariance.diagonal(dim1=-2, dim2=-1).sum(-1) / 0.3 / 200 + 0.05  # of 40,000 draws
+    assert ((found - Gaussian(0.3).double().expected_log_prob(draws, y)).abs() < error).all()
+
+
+def test_robust_max_refuses_functions_that_vary_together():
+    f = Latent(torch.zeros(1, 2, 3), covariance=torch.eye(3).expand(1, 2, 3, 3))
+    with pytest.raises(TypeError, match="have a covariance; use softmax"):
+        RobustMax().log_probs(f)
+
+
 def test_gaussian_likelihood_of_points_is_the_normal_density_and_takes_one_target_each():
     f, y = latent(samples=1, classes=1), torch.linspace(-1, 1, 5, dtype=torch.float64)
     value = Gaussian(2.0).double().expected_log_prob(f, y).detach()

@@ -49,8 +49,8 @@ def x():
 def test_points_of_models_without_masks_are_averaged(x):
     """Five members, five components, whatever S is; in NumPy: the mean, and the variance over members."""
     members = [Toy(seed, UNMASKED) for seed in range(5)]
-    result = predict(Mixture(members), x, samples=50)
-    probs = np.stack([predict(member, x, samples=50).probs.numpy() for member in members])
+    result = predict(Mixture(members), x, passes=50)
+    probs = np.stack([predict(member, x, passes=50).probs.numpy() for member in members])
     np.testing.assert_allclose(result.probs, probs.mean(0), rtol=1e-5)
     np.testing.assert_allclose(result.variance, probs.var(0, ddof=1), rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(result.expected_entropy, -(probs * np.log(probs)).sum(-1).mean(0), rtol=1e-4)
@@ -63,7 +63,7 @@ def test_masked_members_draw_their_own_masks_and_are_averaged(x):
     twin = Toy(0)  # the same weights: what differs is the masks
     mixture = Mixture([one, twin])
     assert list(mixture.sites()) == ["members.0.linear.mask", "members.1.linear.mask"]
-    result = predict(mixture, x, samples=4, seed=3)
+    result = predict(mixture, x, passes=4, seed=3)
     noise, probs = Noise(3, torch.arange(4), torch.arange(N)), []
     for number, member in enumerate((one, twin)):
         member.linear.mask.site = site_key(f"members.{number}.linear.mask")
@@ -76,16 +76,16 @@ def test_masked_members_draw_their_own_masks_and_are_averaged(x):
 @pytest.mark.parametrize("kinds", [(Toy, Toy), (Toy, GaussianToy), (GaussianToy, GaussianToy)])
 def test_the_answer_depends_on_no_batch_and_no_chunk(x, kinds):
     mixture = Mixture([kind(seed) for seed, kind in enumerate(kinds)])
-    whole = predict(mixture, x, samples=6, seed=1)
+    whole = predict(mixture, x, passes=6, seed=1)
     rows = torch.arange(N)
-    parts = predict(mixture, [(x[:3], rows[:3]), (x[3:], rows[3:])], samples=6, seed=1, memory=1)
+    parts = predict(mixture, [(x[:3], rows[:3]), (x[3:], rows[3:])], passes=6, seed=1, memory=1)
     torch.testing.assert_close(parts.log_probs, whole.log_probs, rtol=0, atol=1e-5)
     assert parts.samples == whole.samples
 
 
 def test_a_member_without_masks_weighs_as_much_as_one_with(x):
     masked, plain = Toy(0), Toy(1, UNMASKED)
-    result = predict(Mixture([masked, plain]), x, samples=10, memory=1)
+    result = predict(Mixture([masked, plain]), x, passes=10, memory=1)
     masked.linear.mask.site = site_key("members.0.linear.mask")
     noise = Noise(0, torch.arange(10), torch.arange(N))
     expected = (masked(x, noise).mean.softmax(-1).mean(0) + plain(x).mean[0].softmax(-1)) / 2
@@ -100,7 +100,7 @@ def test_gaussian_members_are_integrated_each_with_draws_of_its_own(x):
     assert latent.mean.shape == (4, N, Q)
     epsilon = latent.points(3, Noise(0, torch.arange(2), torch.arange(N))).unflatten(0, (4, 3)) - latent.mean[:, None]
     assert len((epsilon / latent.variance.sqrt()[:, None]).flatten().unique()) == 4 * 3 * N * Q
-    result = predict(mixture, x, samples=200)
+    result = predict(mixture, x, passes=200)
     rng, draws, probs = np.random.default_rng(0), 20_000, []
     for member in members:
         f = member(x)
@@ -113,8 +113,8 @@ def test_gaussian_members_are_integrated_each_with_draws_of_its_own(x):
 
 
 def test_points_and_gaussians_mix(x):
-    result = predict(Mixture([Toy(0, UNMASKED), GaussianToy(1)]), x, samples=300)
-    halves = [predict(member, x, samples=300).probs for member in (Toy(0, UNMASKED), GaussianToy(1))]
+    result = predict(Mixture([Toy(0, UNMASKED), GaussianToy(1)]), x, passes=300)
+    halves = [predict(member, x, passes=300).probs for member in (Toy(0, UNMASKED), GaussianToy(1))]
     # 4,800 draws on either side: standard errors below ½/√4800
     torch.testing.assert_close(result.probs, sum(halves) / 2, rtol=0, atol=5 * 2**0.5 * 0.5 / 4800**0.5)
 

@@ -7,7 +7,7 @@ import torch
 
 import reference
 from calgp.gp import Noise
-from calgp.gp.noise import _mix, _signed, bernoulli, binary_digits, normal, site_key
+from calgp.gp.noise import _mix, _signed, bernoulli, binary_digits, normal, quasi_normal, site_key
 
 KEEPS = [0.5, 0.25, 0.75, 0.9, 0.3, 1 / 3, 0.01, 0.999]
 
@@ -229,3 +229,30 @@ def test_what_is_kept_is_taken_and_what_is_not_is_kept():
     plain = Noise(0, torch.arange(2), rows[:1])
     assert torch.equal(bernoulli(plain, 1, 70, rows=1, **options), z)
     assert torch.equal(normal(plain, 2, 5, rows=1, like=like), epsilon)
+
+
+# Quasi-random points
+
+
+def points(samples, draws, *, seed=0, outputs=5, rows=3):
+    keys = Noise(seed, torch.tensor(samples), torch.arange(rows))
+    return quasi_normal(keys, 7, draws, outputs, like=torch.zeros((), dtype=torch.float64))
+
+
+def test_quasi_random_points_are_scrambled_sobol_points():
+    found = points([0], 16)
+    sobol = torch.quasirandom.SobolEngine(5, scramble=True, seed=0).draw(16, dtype=torch.float64)
+    torch.testing.assert_close(torch.special.ndtr(found[0]), sobol)
+
+
+@pytest.mark.parametrize("draws", [5, 16, 256])
+def test_samples_take_turns_in_one_sequence_whatever_the_chunk(draws):
+    whole = points(list(range(7)), draws)
+    assert torch.equal(whole.flatten(0, 1), points([0], 7 * draws)[0])
+    for chunk in ([3], [5, 6], [6, 0]):
+        assert torch.equal(points(chunk, draws), whole[chunk])
+
+
+def test_quasi_random_points_have_the_seed_and_not_the_row_in_their_key():
+    assert torch.equal(points([2], 8, rows=3), points([2], 8, rows=9))
+    assert not torch.isclose(points([2], 8), points([2], 8, seed=1)).any()

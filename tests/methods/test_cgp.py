@@ -10,7 +10,7 @@ from calgp.errors import CalgpError
 from calgp.gp import Bound, Noise, RobustMax, Softmax, predict
 from calgp.methods import METHODS, Cgp
 from calgp.nets import BACKBONES, LeNet, Task
-from calgp.runs.training import order
+from calgp.runs.loop import order
 
 TASK, COLOUR = Task(1, 10, 9, 3), Task(3, 8, 8, 3)
 
@@ -75,7 +75,7 @@ def test_colours_jointly_or_one_by_one(channels, width, count):
     model = build(Cgp(inducing=6, patch=3, channels=channels), COLOUR)
     assert model.gp.inducing.points.shape == (6, width)
     assert model.gp.inducing.weights.shape == (count,)
-    assert predict(model, images(2, COLOUR), samples=2).log_probs.isfinite().all()
+    assert predict(model, images(2, COLOUR), passes=2).log_probs.isfinite().all()
 
 
 @pytest.mark.parametrize("channels", ["joint", "additive"])
@@ -156,7 +156,7 @@ def test_the_bound_rises_on_the_embedded_digits(likelihood):
         losses.append(loss.item())
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
     test = load("digits", "test").balanced(100, 0).resized(14)
-    wrong = predict(model, test.pixels(), samples=5).labels != test.y
+    wrong = predict(model, test.pixels(), passes=5).labels != test.y
     assert wrong.float().mean() < 0.6  # chance is 0.9
 
 
@@ -164,7 +164,7 @@ def test_the_bound_rises_on_the_embedded_digits(likelihood):
 def test_float64_two_and_a_hundred_classes(classes):
     task = Task(3, 8, 8, classes)
     model = build(Cgp(inducing=6, patch=3, channels="additive"), task).double()
-    result = predict(model, images(3, task).double(), samples=2)
+    result = predict(model, images(3, task).double(), passes=2)
     assert result.log_probs.dtype == torch.float64
     np.testing.assert_allclose(result.probs.sum(-1), 1, rtol=1e-9)
 
@@ -179,9 +179,9 @@ def test_likelihoods_by_name():
     [
         ({"inducing": 0}, "inducing=0"),
         ({"patch": 0}, "patch=0"),
-        ({"channels": "grey"}, "joint, additive"),
-        ({"likelihood": "probit"}, "softmax, robust-max"),
-        ({"lengthscale": -1.0}, "positive"),
+        ({"channels": "grey"}, "channels='grey': must be joint or additive"),
+        ({"likelihood": "probit"}, "likelihood='probit': must be softmax or robust-max"),
+        ({"lengthscale": -1.0}, "lengthscale=-1.0: must be none or a number above 0"),
     ],
 )
 def test_impossible_options_are_refused_by_name(wrong, message):

@@ -58,7 +58,7 @@ def test_its_bound_is_the_cross_entropy():
 
 def test_it_predicts_its_softmax_from_one_sample_without_variance():
     model, x = build(), images()
-    result = predict(model, x, samples=50, seed=3)
+    result = predict(model, x, passes=50, seed=3)
     assert result.samples == 1
     assert (result.variance == 0).all()
     assert (result.mutual_information < 1e-6).all()  # two ways to one number, in float32
@@ -91,7 +91,7 @@ def test_every_layer_but_the_first_has_a_mask():
 def test_prediction_is_the_average_of_hand_written_passes(granularity, inverted):
     """Every sample by a loop in NumPy: masks taken from the model's own sites, multiplied in by hand."""
     model, x, samples = build_mcd(granularity=granularity, inverted=inverted).double(), images().double(), 3
-    predicted = predict(model, x, samples=samples, seed=5)
+    predicted = predict(model, x, passes=samples, seed=5)
     stem = model.stem(x).detach()
     probs = []
     for sample in range(samples):
@@ -145,5 +145,71 @@ def test_activations_keep_their_scale_behind_the_masks(inverted):
 
 @pytest.mark.parametrize("options", [{"keep": 0.0}, {"keep_filters": 1.5}])
 def test_masks_that_cannot_be_are_refused(options):
-    with pytest.raises(CalgpError, match="keep must lie in"):
+    with pytest.raises(CalgpError, match=r"Invalid keep(_filters)?=(0\.0|1\.5): must be a number from"):
         CnnMcd(**options)
+
+
+# --- CNN+MCD with the masks of its last layer integrated
+
+
+def last_inputs(model, x):
+    """What the last layer takes with all masks before it at their mean, π: by hand."""
+    stem, convolution = model.stem(x), model.features.convolutions[1]
+    h = F.max_pool2d(F.conv2d(0.5 * stem, convolution.weight, convolution.bias, padding=2), 2).relu().flatten(1)
+    for layer in model.layers[:-1]:
+        h = (0.75 * h @ layer.weight + layer.bias).relu()
+    return h
+
+
+def test_one_pass_has_hidden_layers_at_their_mean_and_the_moments_of_all_masks_of_the_last():
+    """12 inputs of the last layer: 4,096 masks, each as likely as 0.75^kept 0.25^dropped."""
+    model, x = build_mcd().double().eval(), images().double()
+    latent = model(x, Noise(0, torch.arange(1), torch.arange(4), mean=True, integrate=True))
+    masks, weights = reference.all_masks(12, 0.75)
+    last = model.layers[-1]
+    with torch.no_grad():
+        f = (torch.from_numpy(masks)[:, None] * last_inputs(model, x)) @ last.weight + last.bias
+    f = f.numpy()  # [masks, N, Q]
+    mean = np.einsum("k,knq->nq", weights, f)
+    np.testing.assert_allclose(latent.mean[0].detach(), mean, rtol=1e-10, atol=1e-12)
+    covariance = np.einsum("k,knq,knr->nqr", weights, f - mean, f - mean)
+    np.testing.assert_allclose(latent.covariance[0].detach(), covariance, rtol=1e-10, atol=1e-12)
+
+
+def test_one_pass_predicts_by_draws_of_that_gaussian():
+    model, x = build_mcd().double().eval(), images().double()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.weight.mul_(2)  # probabilities that are not all the same
+        h, last = last_inputs(model, x), model.layers[-1]
+        mean = 0.75 * h @ last.weight + last.bias
+        covariance = 3 / 16 * torch.einsum("ni,iq,ir->nqr", h.square(), last.weight, last.weight)
+        root = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(5))
+    epsilon = torch.randn(100_000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    f = mean + torch.einsum("nqr,kr->knq", root, epsilon)
+    result = predict(model, x, passes=1, engine="moments")
+    assert result.samples == 256 and result.variance.max() > 1e-3
+    # 256 quasi-random points, 100,000 random ones
+    torch.testing.assert_close(result.probs, f.softmax(-1).mean(0), rtol=0, atol=4e-3)
+
+
+def test_several_passes_draw_all_but_the_last_layer():
+    model, x = build_mcd(integrate=True), images()
+    model.sites()
+    latent = model(x, Noise(0, torch.arange(6), torch.arange(4)))
+    assert latent.mean.shape == (6, 4, 5) and latent.covariance.shape == (6, 4, 5, 5)
+    assert (latent.mean.std(0) > 1e-4).all()
+    exact, integrated = (
+        predict(model, x, passes=passes, engine=engine) for passes, engine in ((4000, "samples"), (200, "moments"))
+    )
+    # 200 passes vary less than 200 samples do; 12 inputs are not quite Gaussian
+    error = 5 * (exact.variance / 200).sqrt() + 0.01
+    assert ((integrated.probs - exact.probs).abs() < error).all()
+
+
+def test_it_is_sampled_unless_it_was_trained_with_its_last_layer_integrated():
+    x = images()
+    sampled, integrated = build_mcd(), build_mcd(integrate=True)
+    assert torch.equal(predict(sampled, x).log_probs, predict(sampled, x, passes=50, engine="samples").log_probs)
+    assert torch.equal(predict(integrated, x).log_probs, predict(sampled, x, passes=1, engine="moments").log_probs)
+    assert sampled(x).is_points and integrated(x).covariance is not None

@@ -7,10 +7,12 @@ import torch
 from jaxtyping import config
 
 import reference
+from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.gp import Masking, Noise, predict
+from calgp.gp import Bound, Masking, Noise, predict
 from calgp.methods import METHODS, CnnGp
 from calgp.nets import BACKBONES, LeNet, ResNet, Task
+from calgp.runs.loop import order
 
 SMALL = LeNet(channels=(3, 2), hidden=(16,))
 DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)
@@ -154,10 +156,105 @@ def test_prediction_keeps_batch_norm_and_does_not_depend_on_the_batch(granularit
     model, x = build(CnnGp(granularity=granularity), DEEP, TINY).train(), images(6, TINY)
     model(x)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    whole, part = predict(model, x, samples=4), predict(model, [(x[3:], torch.arange(3, 6))], samples=4)
+    whole, part = predict(model, x, passes=4), predict(model, [(x[3:], torch.arange(3, 6))], passes=4)
     torch.testing.assert_close(whole.log_probs[3:], part.log_probs, rtol=0, atol=1e-5)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert model.training
+
+
+# --- the last layer integrated
+
+
+def test_a_deep_process_has_hidden_layers_at_their_mean_or_drawn_and_the_last_integrated():
+    """By hand from the features: hidden functions at π Φ M, Φ of the last layer, and its moments."""
+    method = CnnGp(frequencies="sorf", depth=3, width=4, keep=0.3, keep_filters=1.0, lengthscale=1.0)
+    model, x = build(method).double(), images().double()
+    model.sites()
+    with torch.no_grad():
+        c = fed = model.features(model.features.stem(x))
+        for layer in model.gp.layers[:-1]:
+            fed = torch.cat([0.3 * layer.phi(fed) @ layer.weights.weight, c], -1)
+        last = model.gp.layers[-1]
+        phi, m = last.phi(fed), last.weights.weight
+        one = model(x, Noise(0, torch.arange(1), torch.arange(4), mean=True, integrate=True))
+        drawn = model(x, Noise(0, torch.arange(6), torch.arange(4), integrate=True))
+        torch.testing.assert_close(one.mean[0], 0.3 * phi @ m)
+        torch.testing.assert_close(one.covariance[0], 0.21 * torch.einsum("ni,iq,ir->nqr", phi.square(), m, m))
+        # drawn: each sample's hidden functions by their own masks, and the same moments given these
+        rows = torch.arange(4)
+        for s in range(6):
+            noise, fed = Noise(0, torch.tensor([s]), rows), c
+            for layer in model.gp.layers[:-1]:
+                fed = torch.cat([layer(fed, noise), c], -1)
+            phi = last.phi(fed)
+            torch.testing.assert_close(drawn.mean[s], 0.3 * phi @ m)
+            torch.testing.assert_close(drawn.covariance[s], 0.21 * torch.einsum("ni,iq,ir->nqr", phi.square(), m, m))
+    assert (drawn.mean.std(0) > 0.01 * one.mean[0].abs().mean()).all()
+
+
+def test_what_is_random_only_in_the_last_layer_has_one_component():
+    model, x = build(CnnGp(frequencies="sorf", keep_filters=1.0)), images()
+    model.sites()
+    noise = Noise(0, torch.arange(5), torch.arange(4))
+    assert model(x, noise).mean.shape == (1, 4, 5)
+    assert model(x, noise._replace(integrate=False)).mean.shape == (5, 4, 5)
+    one, several = (predict(model, x, passes=passes, engine="moments") for passes in (1, 16))
+    assert one.samples == several.samples == 256
+    torch.testing.assert_close(several.probs, one.probs, rtol=0, atol=1e-6)  # the same points in 16 parts
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """400 steps on the embedded digits; 1,024 features of the process."""
+    train, method = load("digits", "train"), CnnGp(frequencies="sorf", lengthscale=1.0, keep_filters=0.8)
+    model = method.build(Task(1, 28, 28, 10), LeNet(channels=(8, 16)), generator=torch.Generator().manual_seed(0))
+    bound, optimiser = Bound(model, len(train)), torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(400):
+        optimiser.param_groups[0]["lr"] = 1e-2 * (1 + math.cos(math.pi * step / 400)) / 2
+        index = order(len(train), 50, step, 0)
+        loss = sum(bound(train.pixels(index), train.y[index], Noise(-1, torch.tensor([step]), train.rows[index])))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert model.gp.layers[0].n_rf == 1024
+    return model.eval()
+
+
+def by_masks(model, x, samples):
+    """The average over samples of the masks of W, filters at their mean, and its standard error.
+
+    Masks come in pairs z, 1 − z, each of them fair. All images have the same ones: of each they are independent.
+    """
+    (layer,) = model.gp.layers
+    noise = Noise(0, torch.arange(1), torch.arange(len(x)), mean=True)
+    z = (torch.rand(samples // 2, layer.n_rf, generator=torch.Generator().manual_seed(1)) < 0.5).float()
+    means, errors = [], []
+    with torch.no_grad():
+        for phi in layer.phi(model.features(model.stem(x), noise)):
+            terms = phi[:, None] * layer.weights.weight  # [m, Q]
+            f = z @ terms
+            pairs = (f.softmax(-1) + (terms.sum(0) - f).softmax(-1)) / 2
+            means.append(pairs.mean(0))
+            errors.append(pairs.std(0) / math.sqrt(len(pairs)))
+    return torch.stack(means), torch.stack(errors)
+
+
+@pytest.mark.slow
+def test_one_pass_gives_the_probabilities_of_10000_samples_of_the_masks_of_w(trained):
+    """To 1e-3 for 95 % of the images, beyond what the 10,000 samples are themselves uncertain of."""
+    test = load("digits", "test").balanced(400, 0)
+    x = test.pixels()
+    one = predict(trained, x)
+    assert (one.labels == test.y).float().mean() > 0.95
+    exact, error = by_masks(trained, x, 10_000)
+    difference = (one.probs - exact).abs()
+    assert (difference - 2 * error).amax(-1).quantile(0.95) < 1e-3
+    assert difference.amax(-1).quantile(0.9) < 1.3e-3 and difference.max() < 5e-3
+    # not because nothing was there to integrate: masks of W at their mean are further off
+    noise = Noise(0, torch.arange(1), torch.arange(len(x)), mean=True, integrate=True)
+    with torch.no_grad():
+        point = trained(x, noise).mean[0].softmax(-1)
+    assert (point - exact).abs().amax(-1).quantile(0.95) > 0.02
 
 
 @pytest.mark.parametrize(
@@ -167,11 +264,11 @@ def test_prediction_keeps_batch_norm_and_does_not_depend_on_the_batch(granularit
         ({"n_rf": 0}, "n_rf=0"),
         ({"ratio": -1}, "ratio=-1"),
         ({"width": 0}, "width=0"),
-        ({"keep": 0.0}, "keep"),
-        ({"keep_filters": 1.5}, "keep"),
-        ({"keep_omega": -0.5}, "keep"),
-        ({"lengthscale": 0.0}, "positive"),
-        ({"sigma": -1.0}, "positive"),
+        ({"keep": 0.0}, "keep=0.0"),
+        ({"keep_filters": 1.5}, "keep_filters=1.5"),
+        ({"keep_omega": -0.5}, "keep_omega=-0.5"),
+        ({"lengthscale": 0.0}, "lengthscale=0.0: must be none or a number above 0"),
+        ({"sigma": -1.0}, "sigma=-1.0: must be a number above 0"),
         ({"granularity": "pixel"}, "granularity"),
         ({"frequencies": "fourier"}, "frequencies='fourier'"),
         ({"kernel": "matern"}, "kernel='matern'"),

@@ -13,7 +13,7 @@ from calgp.gp import Bound, predict
 from calgp.methods import CnnLaplace
 from calgp.methods import laplace as laplace_module
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import Run, RunFolder, train
+from calgp.runs import Run, RunFolder, train_run
 
 SMALL = LeNet(channels=(3, 2), hidden=(16,))
 DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)
@@ -75,12 +75,12 @@ def test_a_finished_model_predicts_from_one_pass_whatever_the_batches_and_by_the
     model, x = finished(), pictures(6).pixels()
     passes = []
     model.features.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
-    whole = predict(model, x, samples=6, seed=1)
+    whole = predict(model, x, passes=6, seed=1)
     assert passes == [1, 1, 6] and model.sites() == {}  # a row twice, to see what samples change; then all, once
     order = torch.tensor([5, 0, 3, 1, 4, 2])
-    parts = predict(model, [(x[rows], rows) for rows in order.split(4)], samples=6, seed=1)
+    parts = predict(model, [(x[rows], rows) for rows in order.split(4)], passes=6, seed=1)
     torch.testing.assert_close(parts.log_probs, whole.log_probs[order], rtol=0, atol=1e-5)
-    assert not torch.equal(whole.log_probs, predict(model, x, samples=6, seed=2).log_probs)
+    assert not torch.equal(whole.log_probs, predict(model, x, passes=6, seed=2).log_probs)
     assert (whole.variance > 0).all()
 
 
@@ -92,7 +92,7 @@ def test_draws_average_the_softmax_of_the_gaussian():
     expected = reference.softmax(f).mean(0)
     # five standard errors of probabilities whose deviation is below 0.3, from 200 · 16 and 40,000 draws
     np.testing.assert_allclose(
-        predict(model, x, samples=200).probs, expected, atol=5 * 0.3 * (1 / 3200 + 1 / 4e4) ** 0.5
+        predict(model, x, passes=200).probs, expected, atol=5 * 0.3 * (1 / 3200 + 1 / 4e4) ** 0.5
     )
 
 
@@ -101,7 +101,7 @@ def test_mean_field_is_one_point_that_no_seed_changes():
     x = pictures(4).pixels()
     latent = draws.eval()(x)
     f = latent.mean[0].detach().numpy() / np.sqrt(1 + np.pi / 8 * latent.variance[0].detach().numpy())
-    one, other = (predict(points, x, samples=5, seed=seed) for seed in (0, 1))
+    one, other = (predict(points, x, passes=5, seed=seed) for seed in (0, 1))
     np.testing.assert_allclose(one.probs, reference.softmax(f), atol=1e-6)
     assert torch.equal(one.log_probs, other.log_probs)
 
@@ -109,11 +109,11 @@ def test_mean_field_is_one_point_that_no_seed_changes():
 def test_a_trained_run_is_finished_stored_and_loaded(tmp_path):
     run = Run(FEW, LeNet(channels=(4, 8), hidden=(16,), spectral=0.9), train_size=100, batch_size=20, steps=8)
     folder = RunFolder(tmp_path / "run")
-    model = train(run, folder, Fabric(accelerator="cpu", devices=1))
+    model = train_run(run, folder, Fabric(accelerator="cpu", devices=1)).model
     loaded = folder.model()
     assert loaded.gp.fitted and loaded.gp.root.any()
     x = load("digits", "test").pixels(slice(5))
-    assert torch.equal(predict(model, x, samples=3).log_probs, predict(loaded, x, samples=3).log_probs)
+    assert torch.equal(predict(model, x, passes=3).log_probs, predict(loaded, x, passes=3).log_probs)
 
 
 @pytest.mark.parametrize("classes", [2, 100])
@@ -123,7 +123,7 @@ def test_two_and_a_hundred_classes_of_colour_pictures_in_float64(classes):
         method = CnnLaplace(n_rf=12, covariance=covariance)
         model = build(method, DEEP, task).double()
         method.finish(model, pictures(2 * classes, task))
-        result = predict(model, pictures(3, task, seed=1).pixels().double(), samples=2)
+        result = predict(model, pictures(3, task, seed=1).pixels().double(), passes=2)
         assert result.log_probs.shape == (3, classes) and result.log_probs.dtype == torch.float64
         assert result.log_probs.isfinite().all()
 
@@ -136,7 +136,7 @@ def test_two_and_a_hundred_classes_of_colour_pictures_in_float64(classes):
         ({"kernel": "arc-cosine-0"}, "kernel='arc-cosine-0'"),
         ({"covariance": "diagonal"}, "covariance='diagonal'"),
         ({"predictive": "probit"}, "predictive='probit'"),
-        ({"sigma": 0.0}, "positive"),
+        ({"sigma": 0.0}, "sigma=0.0: must be a number above 0"),
     ],
 )
 def test_wrong_options_raise_an_error_that_names_them(options, message, monkeypatch):

@@ -5,13 +5,14 @@ import pytest
 import torch
 from jaxtyping import config
 from sklearn.cluster import KMeans
+from torch.nn.functional import conv2d, max_pool2d
 
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Latent, Noise, RobustMax, Softmax, predict
 from calgp.methods import METHODS, Gpdnn
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs.training import order
+from calgp.runs.loop import order
 
 SMALL = LeNet(channels=(3, 4), hidden=(16,))
 DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)
@@ -247,22 +248,66 @@ def test_the_bound_rises_on_the_embedded_digits(method):
         losses.append(loss.item())
     assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
     test = load("digits", "test").balanced(100, 0)
-    wrong = predict(model, test.pixels(), samples=5).labels != test.y
+    wrong = predict(model, test.pixels(), passes=5).labels != test.y
     assert wrong.float().mean() < 0.6  # chance is 0.9
+
+
+def known(model, x):
+    """The Gaussian f with filters at the mean of their masks, by hand."""
+    convolution = model.features.convolutions[1]
+    h = conv2d(0.5 * model.stem(x), convolution.weight, convolution.bias, padding=2)
+    return model.gp(max_pool2d(h, 2).relu().flatten(1))
+
+
+def test_one_pass_has_filters_at_their_mean_and_integrates_the_process_there():
+    model, x = build(Gpdnn(inducing=7, keep_filters=0.5)).double().eval(), images().double()
+    with torch.no_grad():
+        model.gp.mean.normal_(generator=seeded()).mul_(2)
+        mean, variance = known(model, x)
+    latent = model(x, keyed(4)._replace(mean=True, integrate=True))
+    torch.testing.assert_close(latent.mean[0], mean)
+    torch.testing.assert_close(latent.variance[0], variance)
+    result = predict(model, x, passes=1, engine="moments")
+    epsilon = torch.randn(100_000, 1, 5, generator=seeded(), dtype=torch.float64)
+    exact = (mean + variance.sqrt() * epsilon).softmax(-1)
+    # 256 quasi-random draws of five functions with deviations up to 1, against 100,000 random ones
+    torch.testing.assert_close(result.probs, exact.mean(0), rtol=0, atol=4e-3)
+    torch.testing.assert_close(result.variance, exact.var(0), rtol=0.1, atol=1e-4)
+    assert result.samples == 256
+
+
+def test_several_passes_draw_filters_and_integrate_the_process_in_each():
+    model, x = build(Gpdnn(inducing=7, keep_filters=0.5)), images()
+    with torch.no_grad():
+        model.gp.mean.normal_(generator=seeded()).mul_(2)
+    exact = predict(model, x, passes=1000, engine="samples")
+    found = predict(model, x, passes=300, engine="moments")
+    assert found.samples == 300 * 16
+    # the same average over filters, of 300 samples of which the rest is known
+    error = 5 * (exact.variance / 300).sqrt()
+    assert ((found.probs - exact.probs).abs() < error).all()
+
+
+def test_without_masks_one_pass_is_all_and_robust_max_draws_nothing():
+    model, x = build(), images()
+    assert predict(model, x, passes=1, engine="moments").samples == 256
+    robust = build(Gpdnn(inducing=7, keep_filters=0.5, likelihood="robust-max"))
+    one = predict(robust, x, passes=1, engine="moments")
+    assert one.samples == 1 and torch.equal(one.probs, predict(robust, x, passes=1, engine="moments", seed=1).probs)
 
 
 @pytest.mark.parametrize("task", [Task(1, 28, 28, 2), Task(3, 32, 32, 100)], ids=["two", "hundred-colour"])
 @pytest.mark.parametrize("likelihood", ["softmax", "robust-max"])
 def test_float64_two_and_a_hundred_classes(task, likelihood):
     model, x = build(Gpdnn(inducing=7, keep_filters=0.5, likelihood=likelihood), SMALL, task).double(), images(3, task)
-    result = predict(model, x.double(), samples=2)
+    result = predict(model, x.double(), passes=2)
     assert result.log_probs.dtype == torch.float64
     np.testing.assert_allclose(result.probs.sum(-1), 1, rtol=1e-9)
 
 
 def test_softmax_of_the_prior_is_the_same_for_all_classes():
     """At the start f ~ N(0, σ²) for each class: draws of the Latent alone decide, and their average is even."""
-    result = predict(build(), images(2), samples=200)
+    result = predict(build(), images(2), passes=200)
     np.testing.assert_allclose(result.probs, 0.2, atol=0.02)  # 3,200 draws
     assert isinstance(build()(images(2)), Latent)
 
@@ -271,11 +316,11 @@ def test_softmax_of_the_prior_is_the_same_for_all_classes():
     ("wrong", "message"),
     [
         ({"inducing": 0}, "inducing=0"),
-        ({"kernel": "matern"}, "rbf, arc-cosine-1"),
-        ({"likelihood": "probit"}, "softmax, robust-max"),
-        ({"keep_filters": 0.0}, "keep"),
-        ({"lengthscale": -1.0}, "positive"),
-        ({"sigma": 0.0}, "positive"),
+        ({"kernel": "matern"}, "kernel='matern': must be rbf or arc-cosine-1"),
+        ({"likelihood": "probit"}, "likelihood='probit': must be softmax or robust-max"),
+        ({"keep_filters": 0.0}, "keep_filters=0.0"),
+        ({"lengthscale": -1.0}, "lengthscale=-1.0: must be none or a number above 0"),
+        ({"sigma": 0.0}, "sigma=0.0: must be a number above 0"),
     ],
 )
 def test_impossible_options_are_refused_by_name(wrong, message):

@@ -64,32 +64,50 @@ def test_functions_are_gaussian_with_the_moments_of_the_bayesian_linear_model():
     model.sites()
     layer = model.gp.layers[0]
     phi = layer.phi(model.features(model.features.stem(x))).detach().numpy()
-    draws = model(x, Noise(0, torch.arange(5000), torch.arange(4))).mean.detach().numpy()
+    noise = Noise(0, torch.arange(5000), torch.arange(4))
+    draws = model(x, noise._replace(integrate=False)).mean.detach().numpy()
     mean = phi @ layer.weights.weight.detach().numpy()
     variance = np.repeat(0.7**2 * (phi**2).sum(-1, keepdims=True), 5, 1)
     assert (abs(draws.mean(0) - mean) < 5 * np.sqrt(variance / 5000)).all()
     assert (abs(draws.var(0) / variance - 1) < 5 * np.sqrt(2 / 5000)).all()
+    latent = model(x, noise)  # integrated, these moments are all that is known: one component, nothing drawn
+    np.testing.assert_allclose(latent.mean[0].detach(), mean, rtol=1e-10)
+    np.testing.assert_allclose(latent.variance[0].detach(), variance, rtol=1e-6)  # log σ was stored in float32
+    assert len(latent.mean) == 1
 
 
 def test_only_the_weights_are_drawn_after_one_pass_of_the_network():
     model, x = build(MeanFieldGp()), images(3)
     rows = []
     model.gp.layers[0].frequencies.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
-    predict(model, x, samples=20)
+    predict(model, x, passes=20)
     assert max(rows) == 3  # N, not S · N
 
 
 def test_predictions_are_the_average_of_softmaxes_of_samples():
     model, x = build(MeanFieldGp(filters=True)), images(3)
-    result = predict(model, x, samples=7, seed=3)
+    result = predict(model, x, passes=7, engine="samples", seed=3)
     with torch.no_grad():
-        f = model.eval()(x, Noise(3, torch.arange(7), torch.arange(3))).mean.numpy()
+        f = model.eval()(x, Noise(3, torch.arange(7), torch.arange(3), integrate=False)).mean.numpy()
     np.testing.assert_allclose(result.probs, reference.softmax(f).mean(0), atol=1e-6)
+
+
+def test_one_pass_is_the_average_over_all_weights_where_only_they_are_random():
+    """f is exactly Gaussian here: 256 quasi-random points against 20,000 samples."""
+    model, x = build(MeanFieldGp(deviation=3.0, lengthscale=1.0)), images(3)
+    exact, one, several = (
+        predict(model, x, passes=passes, engine=engine)
+        for passes, engine in ((20_000, "samples"), (1, "moments"), (16, "moments"))
+    )
+    assert exact.spread.max() > 0.05 and one.samples == several.samples == 256
+    error = 5 * exact.monte_carlo_error + 2e-3
+    assert ((one.probs - exact.probs).abs() < error).all()
+    torch.testing.assert_close(several.probs, one.probs, rtol=0, atol=1e-6)  # the same points in 16 parts
 
 
 def test_in_100_classes_of_colour_pictures_and_in_float64():
     model = build(MeanFieldGp(filters=True), DEEP, Task(3, 8, 8, 100)).double()
-    result = predict(model, images(3, Task(3, 8, 8, 100)).double(), samples=3)
+    result = predict(model, images(3, Task(3, 8, 8, 100)).double(), passes=3)
     assert result.log_probs.dtype == torch.float64 and result.log_probs.shape == (3, 100)
     assert result.log_probs.isfinite().all()
 
@@ -97,11 +115,11 @@ def test_in_100_classes_of_colour_pictures_and_in_float64():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deviation": 0.0}, "deviation"),
-        ({"deviation_filters": -1.0}, "deviation"),
+        ({"deviation": 0.0}, "deviation=0.0"),
+        ({"deviation_filters": -1.0}, "deviation_filters=-1.0"),
         ({"depth": 0}, "depth=0"),
         ({"n_rf": 0}, "n_rf=0"),
-        ({"lengthscale": 0.0}, "positive"),
+        ({"lengthscale": 0.0}, "lengthscale=0.0: must be none or a number above 0"),
         ({"frequencies": "fourier"}, "frequencies='fourier'"),
         ({"kernel": "arc-cosine-0"}, "kernel='arc-cosine-0'"),
     ],

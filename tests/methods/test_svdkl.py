@@ -16,7 +16,7 @@ from calgp.gp import Bound, Noise, predict
 from calgp.methods import Svdkl
 from calgp.methods.svdkl import GridProcesses, Squash
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import Interrupted, Run, RunFolder, train
+from calgp.runs import Interrupted, Run, RunFolder, train_run
 
 SMALL = LeNet(channels=(3, 2), hidden=(16,))
 DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)
@@ -148,7 +148,7 @@ def test_predictions_average_the_softmax_of_mixed_gaussians():
     expected = reference.softmax(g @ model.likelihood.mixing.detach().double().numpy()).mean(0)
     # five standard errors of probabilities whose deviation is below 0.3, from 200 · 16 and 40,000 draws
     np.testing.assert_allclose(
-        predict(model, x, samples=200).probs, expected, atol=5 * 0.3 * (1 / 3200 + 1 / 4e4) ** 0.5
+        predict(model, x, passes=200).probs, expected, atol=5 * 0.3 * (1 / 3200 + 1 / 4e4) ** 0.5
     )
 
 
@@ -187,7 +187,7 @@ def test_start_spreads_the_training_features_over_the_grid(backbone):
 @pytest.mark.parametrize("classes", [2, 100])
 def test_two_and_a_hundred_classes_of_colour_pictures_in_float64(classes):
     model = build(backbone=DEEP, task=Task(3, 8, 8, classes)).double()
-    result = predict(model, pictures(3, Task(3, 8, 8, 2)).pixels().double(), samples=2)
+    result = predict(model, pictures(3, Task(3, 8, 8, 2)).pixels().double(), passes=2)
     assert result.log_probs.shape == (3, classes) and result.log_probs.dtype == torch.float64
     assert result.log_probs.isfinite().all()
 
@@ -200,7 +200,7 @@ def test_a_copy_is_a_model_of_its_own():
         for parameter in model.parameters():
             parameter.add_(0.1)
     assert twin.kl().item() == kl != model.kl().item()
-    assert not torch.equal(predict(model, x, samples=1).log_probs, predict(twin, x, samples=1).log_probs)
+    assert not torch.equal(predict(model, x, passes=1).log_probs, predict(twin, x, passes=1).log_probs)
 
 
 # Runs
@@ -213,27 +213,27 @@ def run(**options):
 
 def test_an_interrupted_run_resumes_to_the_same_bits_and_is_stored(tmp_path):
     fabric = Fabric(accelerator="cpu", devices=1)
-    whole, folder = train(run(), RunFolder(tmp_path / "whole"), fabric), RunFolder(tmp_path / "parts")
+    whole, folder = train_run(run(), RunFolder(tmp_path / "whole"), fabric).model, RunFolder(tmp_path / "parts")
 
     def interrupt(step):
         if step.step == 3:
             os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
 
     with pytest.raises(Interrupted):
-        train(run(), folder, fabric, watch=interrupt)
-    resumed = train(run(), folder, fabric, resume=True).state_dict()
+        train_run(run(), folder, fabric, watch=interrupt)
+    resumed = train_run(run(), folder, fabric, resume=True).model.state_dict()
     loaded = folder.model()
     for key, value in whole.state_dict().items():
         assert value.equal(resumed[key]) and value.equal(loaded.state_dict()[key]), key
     x = load("digits", "test").pixels(slice(5))
-    assert torch.equal(predict(whole, x, samples=3).log_probs, predict(loaded, x, samples=3).log_probs)
+    assert torch.equal(predict(whole, x, passes=3).log_probs, predict(loaded, x, passes=3).log_probs)
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_other_precisions_train(tmp_path, precision):
     folder = RunFolder(tmp_path / "run")
-    model = train(run(), folder, Fabric(accelerator="cpu", devices=1, precision=precision))
-    assert np.isfinite(folder.log()[-1]["nll"])
+    model = train_run(run(), folder, Fabric(accelerator="cpu", devices=1, precision=precision)).model
+    assert np.isfinite(folder.log()[-1].nll)
     assert all(p.isfinite().all() for p in model.parameters())
 
 

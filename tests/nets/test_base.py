@@ -11,7 +11,7 @@ from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Convolution, Masking, MeanField, Noise, name_sites
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import Interrupted, Run, RunFolder, train
+from calgp.runs import Interrupted, Run, RunFolder, train_run
 
 NETS = {"lenet": LeNet(channels=(4, 6), hidden=(8,)), "resnet": ResNet(n=1, widths=(4, 6, 9), pad_to=8)}
 TASK = Task(3, 12, 12, 4)
@@ -72,13 +72,13 @@ def test_a_run_with_bounded_filters_resumes_to_the_same_bits(tmp_path, method):
     run = Run(
         dataclasses.replace(METHODS[method], **options), backbone, train_size=100, batch_size=30, steps=6, holdout=0.2
     )
-    whole, folder = train(run, RunFolder(tmp_path / "whole"), fabric), RunFolder(tmp_path / "parts")
+    whole, folder = train_run(run, RunFolder(tmp_path / "whole"), fabric).model, RunFolder(tmp_path / "parts")
 
     def interrupt(step):
         if step.step == 4:
             os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
 
     with pytest.raises(Interrupted):
-        train(run, folder, fabric, watch=interrupt)
-    resumed = train(run, folder, fabric, resume=True).state_dict()
+        train_run(run, folder, fabric, watch=interrupt)
+    resumed = train_run(run, folder, fabric, resume=True).model.state_dict()
     assert all(value.equal(resumed[key]) for key, value in whole.state_dict().items())

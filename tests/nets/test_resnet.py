@@ -137,7 +137,7 @@ def shortcut(h, stride, widening):
 
 
 def test_shortcut_puts_zero_channels_on_both_sides():
-    block = Block(16, 32, stride=2, activated=False, masking=UNMASKED, generator=None)
+    block = Block(16, 32, stride=2, activated=False, posterior=UNMASKED, generator=None)
     out = block._shortcut(torch.ones(1, 16, 4, 4))
     assert out.shape == (1, 32, 2, 2)
     assert (out[:, 8:24] == 1).all()
@@ -196,7 +196,7 @@ def test_weights_start_with_xavier_from_the_generator_alone():
 
 
 def test_some_block_is_needed():
-    with pytest.raises(CalgpError, match="at least one block"):
+    with pytest.raises(CalgpError, match="n=0: must be a whole number from 1"):
         ResNet(n=0)
 
 
@@ -221,4 +221,4 @@ def test_batch_moments_are_those_of_the_batch_that_was_given_one_sample_at_a_tim
             ]).mean(0)
             for part in (slice(0, 100), slice(100, 150))
         ])  # fmt: skip
-    torch.testing.assert_close(predict(model, x, samples=5, seed=7).probs, by_hand, rtol=0, atol=1e-5)
+    torch.testing.assert_close(predict(model, x, passes=5, seed=7).probs, by_hand, rtol=0, atol=1e-5)

@@ -62,8 +62,8 @@ def test_networks_take_images_of_any_size(backbone, shape):
 
 
 def test_a_method_without_a_network_refuses(tmp_path):
-    from calgp.runs import RunFolder, from_json, train
+    from calgp.runs import RunFolder, from_json, train_run
 
     run = from_json({"method": "cgp", "normalise": "standard", "train_size": 100, "steps": 1})
     with pytest.raises(CalgpError, match="cgp has no network to normalise images for"):
-        train(run, RunFolder(tmp_path / "run"))
+        train_run(run, RunFolder(tmp_path / "run"))

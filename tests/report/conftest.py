@@ -9,7 +9,8 @@ from lightning_fabric import Fabric
 
 from calgp.methods import METHODS
 from calgp.nets import LeNet
-from calgp.runs import Run, RunFolder, evaluate, train
+from calgp.runs import Run, RunFolder, train_run
+from folders import evaluate
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +22,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
         backbone = LeNet(channels=(4, 8), hidden=(16,))
         run = Run(METHODS[method], backbone, train_size=100, holdout=holdout, batch_size=20, steps=30, seed=3)
         folder = RunFolder(root / method)
-        train(run, folder, fabric)
+        train_run(run, folder, fabric)
         for source in ("digits", "letters"):
-            evaluate(folder, fabric, source=source, samples=4)
+            evaluate(folder, fabric, source=source, passes=4)
         folders.append(folder)
     return folders
 

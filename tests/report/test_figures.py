@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
@@ -10,9 +11,10 @@ import pytest
 from scipy.stats import binomtest
 
 from calgp.report import figures
-from calgp.report.figures import Bins, Dot
+from calgp.report.figures import Dot
+from calgp.runs.results import HoldoutRecord, Reliability, TrainRecord
 
-BINS = Bins(
+BINS = Reliability(
     edges=[0.0, 0.25, 0.5, 0.75, 1.0],
     count=[0, 4, 0, 96],
     accuracy=[None, 0.75, None, 0.9],
@@ -21,9 +23,9 @@ BINS = Bins(
 CURVE = figures.Curve("confidence", [0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.1, 0.2], 0.075)
 BEST = figures.Curve("best", [0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.05, 0.2], 0.0625)
 LOG = [
-    {"kind": "train", "step": 20, "nll": 2.0, "kl": -0.5, "rate": 1e-3},
-    {"kind": "holdout", "step": 30, "mnll": 1.5, "err": 0.3},
-    {"kind": "train", "step": 40, "nll": 1.0, "kl": -0.4, "rate": 5e-4},
+    TrainRecord("train", 20, 2.0, -0.5, 1e-3),
+    HoldoutRecord("holdout", 30, 1.5, 0.3),
+    TrainRecord("train", 40, 1.0, -0.4, 5e-4),
 ]
 FIGURES = {
     "reliability": lambda: figures.reliability(BINS, ece=0.0625, mce=0.35),
@@ -88,12 +90,12 @@ def test_reliability_draws_filled_bins_only() -> None:
 
 
 def test_reliability_names_only_the_gaps_that_are_there() -> None:
-    bins = Bins([0.0, 0.5, 1.0], [0, 10], [None, 1.0], [None, 0.9])
+    bins = Reliability([0.0, 0.5, 1.0], [0, 10], [None, 1.0], [None, 0.9])
     assert "over-confident" not in texts(figures.reliability(bins, ece=0.1, mce=0.1))
 
 
 def test_counts_of_very_different_size_are_on_a_logarithmic_scale() -> None:
-    bins = Bins([0.0, 0.5, 1.0], [1, 9999], [1.0, 1.0], [0.4, 0.9])
+    bins = Reliability([0.0, 0.5, 1.0], [1, 9999], [1.0, 1.0], [0.4, 0.9])
     labels = texts(figures.reliability(bins, ece=0.1, mce=0.6))
     assert {"1", "100", "10,000"} <= set(labels) or {"10", "1,000"} <= set(labels)
 
@@ -143,13 +145,13 @@ def test_sets_by_class_have_a_dot_and_a_bar_each() -> None:
 def test_training_shows_what_was_logged() -> None:
     svg = figures.training(LOG)
     assert all(len(marks(svg, f"curve-{key}")) == 1 for key in ("nll", "kl", "mnll", "err", "rate"))
-    plain = figures.training([record | {"kl": 0.0} for record in LOG if record["kind"] == "train"])
+    plain = figures.training([replace(record, kl=0.0) for record in LOG if isinstance(record, TrainRecord)])
     assert not any(marks(plain, f"curve-{key}") for key in ("kl", "mnll", "err"))
 
 
 def test_training_of_one_record_and_of_one_that_diverged() -> None:
     assert marks(figures.training(LOG[:1]), "curve-nll")
-    assert marks(figures.training([LOG[0], LOG[2] | {"nll": math.nan, "kl": math.inf}]), "curve-nll")
+    assert marks(figures.training([LOG[0], replace(LOG[2], nll=math.nan, kl=math.inf)]), "curve-nll")
 
 
 def test_dots_have_a_row_for_each_run_even_if_a_score_is_infinite() -> None:

@@ -13,7 +13,8 @@ import pytest
 from calgp.errors import CalgpError
 from calgp.report import write_report
 from calgp.report.words import percent
-from calgp.runs import RunFolder, calibrate, decide, ensemble, evaluate
+from calgp.runs import RunFolder, ensemble
+from folders import calibrate, decide, evaluate
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -97,9 +98,11 @@ def test_one_run_is_told_in_full(single: Page, runs) -> None:
     for name in ("ERR", "MNLL", "ECE", "BRIER", "MCE", "Entropy", "AUROC", "FPR95", "Guo et al.", "Classwise"):
         assert name in single.text
     assert (
-        card.checksum in single.text and "--samples 4 --seed 0" in single.text and "method.frequencies" in single.text
+        card.checksum in single.text
+        and "--passes 4 --engine moments --seed 0" in single.text
+        and "method.frequencies" in single.text
     )
-    assert "S = 4 samples" in single.text
+    assert "4 passes" in single.text
 
 
 def test_the_caption_of_training_fits_the_method(double: Page) -> None:
@@ -107,9 +110,9 @@ def test_the_caption_of_training_fits_the_method(double: Page) -> None:
 
 
 def test_scores_are_those_of_the_folder(single: Page, runs) -> None:
-    (evaluation,) = (found for found in runs[0].evaluations() if not found["outside"])
-    assert f"{evaluation['scores']['mnll']:.4f}" in single.text
-    low, high = evaluation["intervals"]["brier"]
+    (evaluation,) = (found for found in runs[0].evaluations() if not found.outside)
+    assert f"{evaluation.own.scores.mnll:.4f}" in single.text
+    low, high = evaluation.own.intervals.brier
     assert f"{low:.4f} – {high:.4f}" in single.text
 
 
@@ -117,8 +120,8 @@ def test_several_runs_are_compared_first(double: Page, runs) -> None:
     assert double.text.index("Comparison") < double.text.index("On digits")
     assert double.text.count("★ best") == 5  # four metrics and the AUROC: one best each
     assert len(double.all("article")) == 2
-    scores = [next(e["scores"] for e in folder.evaluations() if not e["outside"]) for folder in runs]
-    best = min(scores, key=lambda score: score["mnll"])["mnll"]
+    scores = [next(e.own.scores for e in folder.evaluations() if not e.outside) for folder in runs]
+    best = min(scores, key=lambda score: score.mnll).mnll
     assert f"★ best{best:.4f}" in double.text
 
 
@@ -128,7 +131,7 @@ def test_runs_of_one_method_are_told_apart(copied: RunFolder, runs, tmp_path: Pa
 
 
 def test_the_most_uncertain_come_first(single: Page, runs) -> None:
-    columns = runs[0].tensors(runs[0].predictions_name("digits"))
+    columns = runs[0].predictions("digits", None, 10)
     expected = columns["rows"][columns["entropy"].argsort(descending=True, stable=True)][:12].tolist()
     shown = [image["title"] for image in single.all("img")][:12]
     assert shown == [f"row {row}" for row in expected]
@@ -179,7 +182,7 @@ def test_outside_alone_says_what_is_missing(copied: RunFolder, tmp_path: Path) -
     path = copied.path / "scores-letters.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"ood": None}))
     page = reported([copied], tmp_path / "report.html")
-    assert "has not been evaluated on images of its own classes" in page.text and "Rightly doubted" in page.text
+    assert "has not been evaluated on images of its own classes" in page.text and "Rightly uncertain" in page.text
 
 
 def test_a_run_without_evaluations_is_refused(copied: RunFolder, tmp_path: Path) -> None:
@@ -207,20 +210,20 @@ def calibrated(runs, tmp_path_factory) -> RunFolder:
     """A run with a temperature, evaluated both ways."""
     path = tmp_path_factory.mktemp("calibrated") / "run"
     folder = RunFolder(shutil.copytree(runs[0].path, path))
-    calibrate(folder, samples=4)
-    evaluate(folder, samples=4)
+    calibrate(folder, passes=4)
+    evaluate(folder, passes=4)
     return folder
 
 
 def test_a_calibrated_run_is_told_beside_itself(calibrated: RunFolder, tmp_path: Path) -> None:
     page = reported([calibrated], tmp_path / "report.html")
     assert "2 results" in page.text and "cnn-gp-sorf + temperature" in page.text
-    temperature = calibrated.calibration()["parameters"]["temperature"]
+    temperature = calibrated.calibration().parameters["temperature"]
     assert f"temperature {temperature:.3g}" in page.text and "hold-out MNLL" in page.text
     assert page.text.count("no part of the calibrated entropy") == 1
     for evaluation in calibrated.evaluations():
-        if not evaluation["outside"]:
-            assert f"{evaluation['scores']['mnll']:.4f}" in page.text
+        if not evaluation.outside:
+            assert f"{evaluation.own.scores.mnll:.4f}" in page.text
     assert "--uncalibrated" in page.text and "calgp calibrate" in page.text
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -228,7 +231,7 @@ def test_a_calibrated_run_is_told_beside_itself(calibrated: RunFolder, tmp_path:
 
 def test_an_ensemble_is_told_with_its_members(runs, tmp_path: Path) -> None:
     ensemble(runs, folder := RunFolder(tmp_path / "both"))
-    evaluate(folder, samples=2)
+    evaluate(folder, passes=2)
     page = reported([folder], tmp_path / "report.html")
     assert "ensemble of cnn-gp-sorf, cnn" in page.text and "The first member's training" in page.text
     assert all(member.path in page.text for member in folder.card().members)
@@ -238,26 +241,28 @@ def test_an_ensemble_is_told_with_its_members(runs, tmp_path: Path) -> None:
 def decided(runs, tmp_path_factory) -> RunFolder:
     """A run with a threshold and sets, evaluated inside and outside."""
     folder = RunFolder(shutil.copytree(runs[0].path, tmp_path_factory.mktemp("decided") / "run"))
-    decide(folder, samples=4, error=0.95, confidence=None, coverage=0.8)
+    decide(folder, passes=4, error=0.95, confidence=None, coverage=0.8)
     for source in ("digits", "letters"):
-        evaluate(folder, source=source, samples=4)
+        evaluate(folder, source=source, passes=4)
     return folder
 
 
 def test_decisions_are_told_with_figures_and_numbers(decided: RunFolder, tmp_path: Path) -> None:
     page = reported([decided], tmp_path / "report.html")
-    found = decided.evaluation("digits")["decisions"]
+    found = decided.evaluation("digits").decisions
     text = " ".join(page.text.split())  # with plain spaces
     for word in ("when to answer", "Risk and coverage.", "Prediction sets by class.", "E-AURC", "may break them"):
         assert word in text
     answered, wrong, covered = (" ".join(percent(share).split()) for share in (
-        found["selection"]["share"], found["selection"]["error"], found["sets"]["covered"]
+        found.selection.share, found.selection.error, found.sets.covered
     ))  # fmt: skip
     assert f"It answers {answered} of these images and is wrong on {wrong} of them" in text
     assert f"hold the true class of {covered} of these images" in text
-    assert f"{found['sets']['mean_size']:.3f} classes on average" in text
+    assert f"{found.sets.mean_size:.3f} classes on average" in text
     assert "abstains from the others. Its sets hold" in text  # the letters
-    command = "--error 0.95 --empirical --score confidence --coverage 0.8 --sets aps --samples 4 --seed 0"
+    command = (
+        "--error 0.95 --empirical --score confidence --coverage 0.8 --sets aps --passes 4 --engine moments --seed 0"
+    )
     assert f"calgp decide {decided.path} {command}" in text
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids)) and len(page.all("caption")) == len(page.all("table"))
@@ -270,11 +275,11 @@ def test_a_run_without_decisions_has_the_curve_alone(single: Page) -> None:
 
 def test_a_target_out_of_reach_and_other_samples_are_noted(decided: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(shutil.copytree(decided.path, tmp_path / "run"))
-    decide(folder, samples=4, error=0.01, coverage=0.8, by_class=False, sets="lac", empty=True)
-    evaluate(folder, samples=2)
+    decide(folder, passes=4, error=0.01, coverage=0.8, by_class=False, sets="lac", empty=True)
+    evaluate(folder, passes=2)
     text = " ".join(reported([folder], tmp_path / "report.html").text.split())
     assert "It answers none of these 1,000 images." in text and "needs at least 299 held-out images" in text
-    assert "fitted with 4 samples, these predictions have 2" in text and "Empty sets stay empty." in text
+    assert "fitted with 4 passes, these predictions have 2" in text and "Empty sets stay empty." in text
 
 
 def test_evaluations_of_an_older_version_are_told_without_decisions(copied: RunFolder, tmp_path: Path) -> None:

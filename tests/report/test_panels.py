@@ -5,8 +5,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from calgp.report.figures import Bins
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
+from calgp.runs.results import Reliability
 
 METHODS = [f"method {n}" for n in range(8)]
 
@@ -34,7 +34,7 @@ def test_curves_have_a_line_for_each_method_that_was_run():
 
 
 def test_reliabilities_of_what_was_run():
-    bins = Bins([0, 0.5, 1], [10, 20], [0.3, 0.9], [0.4, 0.8])
+    bins = Reliability([0, 0.5, 1], [10, 20], [0.3, 0.9], [0.4, 0.8])
     figure = reliabilities([("p", [("a", bins, "ECE 0.1"), ("b", None, "")]), ("q", [("a", bins, "")])])
     assert drawn(figure, "points") == 2
     assert figure.svg.count(">not run<") == 1

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from calgp.metrics import Scores
 from calgp.report import words
 
-SCORES = {"n": 1000, "err": 0.018, "confidence": 0.98}
+SCORES = Scores(n=1000, err=0.018, mnll=0.05, ece=0.01, mce=0.1, brier=0.03, confidence=0.98, entropy=0.05)
 
 
 def test_summary_says_how_wrong_and_how_sure() -> None:
@@ -17,7 +20,7 @@ def test_summary_says_how_wrong_and_how_sure() -> None:
     ("confidence", "verdict"), [(0.9, "under-confident by 8.2 points"), (1.0, "over-confident by")]
 )
 def test_summary_names_a_difference_that_chance_does_not_explain(confidence: float, verdict: str) -> None:
-    assert verdict in words.summary(SCORES | {"confidence": confidence}, None)
+    assert verdict in words.summary(replace(SCORES, confidence=confidence), None)
 
 
 def test_numbers_are_written_alike() -> None:

@@ -3,7 +3,8 @@
 import pytest
 from lightning_fabric import Fabric
 
-from calgp.runs import Run, RunFolder, evaluate, from_json, train
+from calgp.runs import Run, RunFolder, from_json, train_run
+from folders import evaluate
 
 SMALL = {
     "method": {"name": "cnn-gp-sorf"},
@@ -28,7 +29,7 @@ def small(**options) -> Run:
 def trained(tmp_path_factory, fabric) -> RunFolder:
     """A run with a hold-out, evaluated inside and outside. Read only."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "trained")
-    train(small(holdout=0.2), folder, fabric)
-    evaluate(folder, fabric, samples=4)
-    evaluate(folder, fabric, source="letters", samples=4)
+    train_run(small(holdout=0.2), folder, fabric)
+    evaluate(folder, fabric, passes=4)
+    evaluate(folder, fabric, source="letters", passes=4)
     return folder

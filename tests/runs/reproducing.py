@@ -14,7 +14,7 @@ import torch
 from lightning_fabric import Fabric
 
 from calgp.data import load
-from calgp.runs import RunFolder, evaluate, from_json, train
+from calgp.runs import Classifier, RunFolder, from_json, shipped_run, train_run
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 12
 RUN = {"method": "cnn-gp-sorf", "train_size": 1000, "steps": STEPS, "learning_rate": 3e-3}
@@ -23,28 +23,19 @@ RUN = {"method": "cnn-gp-sorf", "train_size": 1000, "steps": STEPS, "learning_ra
 def found(folder: RunFolder, threads: int) -> dict:
     torch.set_num_threads(threads)
     fabric = Fabric(accelerator="cpu", devices=1)
-    train(from_json(RUN), folder, fabric)
+    train_run(from_json(RUN), folder, fabric)
     images = load("digits", "test").take(torch.arange(200))
-    evaluation = evaluate(folder, fabric, source="some digits", images=images, samples=5)
-    shipped = evaluate_shipped(folder.path.parent / "shipped", images, fabric)
+    some = {"source": "some digits", "images": images, "passes": 5}
+    evaluation, predicted = Classifier.load(folder, fabric=fabric).evaluate_unsaved(**some)
+    _, shipped = Classifier.load(shipped_run(), fabric=fabric, calibrated=False).evaluate_unsaved(**some)
     return {
-        "threads": folder.card().environment["threads"],
+        "threads": folder.card().environment.threads,
         "weights": hashlib.sha256((folder.path / "model.safetensors").read_bytes()).hexdigest(),
-        "predictions": hashlib.sha256(evaluation.kept["log_probs"].numpy().tobytes()).hexdigest(),
-        "scores": {name: evaluation.summary["scores"][name] for name in ("err", "mnll", "ece", "brier")},
-        "probabilities": evaluation.kept["log_probs"].exp().tolist(),
-        "of the same model": shipped.kept["log_probs"].exp().tolist(),
+        "predictions": hashlib.sha256(predicted.stored["log_probs"].numpy().tobytes()).hexdigest(),
+        "scores": {name: getattr(evaluation.own.scores, name) for name in ("err", "mnll", "ece", "brier")},
+        "probabilities": predicted.stored["log_probs"].exp().tolist(),
+        "of the same model": shipped.stored["log_probs"].exp().tolist(),
     }
-
-
-def evaluate_shipped(path: Path, images, fabric):
-    from calgp.runs import shipped_run
-    from calgp.runs.evaluation import examine
-
-    return examine(
-        shipped_run(), fabric, source="some", images=images, samples=5, seed=0, convert=False, calibration=None,
-        corruption=None,
-    )  # fmt: skip
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from calgp.errors import CalgpError
 from calgp.runs import engines
-from calgp.runs.engines import Here, Processes, Ray, find_engine
+from calgp.runs.engines import Processes, Ray, SerialEngine, find_engine
 from runs.engine_work import Errand, work
 
 
@@ -23,7 +23,9 @@ def done_by(engine, tasks):
 def test_one_after_the_other_here(tmp_path):
     tasks = [Errand(tmp_path, name) for name in ("a", "bad", "c")]
     seen = []
-    Here().run(work, tasks, ended=lambda task, failure: seen.append((task.name, failure)), watch=lambda under: None)
+    SerialEngine().run(
+        work, tasks, ended=lambda task, failure: seen.append((task.name, failure)), watch=lambda under: None
+    )
     assert seen == [("a", None), ("bad", "it cannot be"), ("c", None)]
 
 
@@ -42,7 +44,7 @@ def test_processes_that_die_are_replaced_and_only_their_task_is_done_again(tmp_p
 
 
 def test_engines_by_name():
-    assert find_engine() == find_engine("local", jobs=1) == Here()
+    assert find_engine() == find_engine("local", jobs=1) == SerialEngine()
     assert find_engine(jobs=3) == Processes(3)
     pytest.importorskip("ray", reason="Ray is an extra: pip install calgp[ray]")
     assert find_engine("ray", jobs=3, address="auto", gpus=0.5) == Ray(3, "auto", 0.5)
@@ -51,7 +53,7 @@ def test_engines_by_name():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"name": "spark"}, "no engine 'spark'; there are local, ray"),
+        ({"name": "spark"}, "no engine 'spark'; known: local, ray"),
         ({"jobs": 0}, "jobs=0"),
         ({"name": "local", "address": "auto"}, "for --engine ray"),
         ({"name": "local", "gpus": 1.0}, "for --engine ray"),

@@ -8,8 +8,8 @@ import torch
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import predict
-from calgp.runs import RunFolder, calibrate, compare, ensemble, evaluate, predict_files, train
-from calgp.runs.training_data import held_out_images
+from calgp.runs import RunFolder, compare, ensemble, train_run
+from folders import calibrate, evaluate, held_out, predict_files
 
 from .conftest import small
 
@@ -20,7 +20,7 @@ def members(tmp_path_factory, fabric) -> list[RunFolder]:
     root, folders = tmp_path_factory.mktemp("members"), []
     for name, method, seed in (("a", "cnn", 0), ("b", "cnn", 1), ("c", "cnn-mcd", 2)):
         folder = RunFolder(root / name)
-        train(small(method=method, seed=seed, steps=15, holdout=0.2, split_seed=0), folder, fabric)
+        train_run(small(method=method, seed=seed, steps=15, holdout=0.2, split_seed=0), folder, fabric)
         folders.append(folder)
     return folders
 
@@ -39,8 +39,8 @@ def images():
 def test_it_predicts_the_average_of_its_members(twins, members):
     found = images()
     data = [(found.pixels(), found.rows)]
-    result = predict(twins.model(), data, samples=50)
-    probs = np.stack([predict(member.model(), data, samples=50).probs.numpy() for member in members[:2]])
+    result = predict(twins.model(), data, passes=50)
+    probs = np.stack([predict(member.model(), data, passes=50).probs.numpy() for member in members[:2]])
     np.testing.assert_allclose(result.probs, probs.mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(result.spread, probs.std(0, ddof=1), rtol=1e-3, atol=1e-6)
     assert result.samples == 2 and (result.mutual_information > 0).any()
@@ -49,7 +49,7 @@ def test_it_predicts_the_average_of_its_members(twins, members):
 def test_members_of_different_methods_mix(members, tmp_path):
     card = ensemble(members, folder := RunFolder(tmp_path / "mixed"))
     assert card.label == folder.card().label == "ensemble of cnn, cnn, cnn-mcd"
-    result = predict(folder.model(), images().pixels(), samples=4)
+    result = predict(folder.model(), images().pixels(), passes=4)
     assert result.samples == 12
     torch.testing.assert_close(result.probs.sum(-1), torch.ones(30))
 
@@ -71,38 +71,38 @@ def test_evaluate_predict_calibrate_and_compare_work_on_it(twins, members, fabri
     for source in [*members[:2], twins]:
         shutil.copytree(source.path, tmp_path / source.name)
     ensemble([RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")], folder := RunFolder(tmp_path / "both"))
-    plain = evaluate(folder, fabric, samples=2).summary
-    assert plain["scores"]["n"] == 1000 and plain["calibrator"] is None
+    plain = evaluate(folder, fabric, passes=2)
+    assert plain.own.scores.n == 1000 and plain.calibrator is None
     assert set(folder.card().holdout_rows) == set(members[0].card().holdout_rows)
-    found = calibrate(folder, fabric, samples=2)
-    held = held_out_images(folder)
+    found = calibrate(folder, fabric, passes=2)
+    held = held_out(folder)
     probs = np.mean([predict(m.model(), [(held.pixels(), held.rows)]).probs.numpy() for m in members[:2]], 0)
-    assert found["before"]["mnll"] == pytest.approx(-np.log(probs[np.arange(40), held.y.numpy()]).mean(), rel=1e-4)
-    assert evaluate(folder, fabric, samples=2).summary["calibrator"] == "temperature"
+    assert found.before.mnll == pytest.approx(-np.log(probs[np.arange(40), held.y.numpy()]).mean(), rel=1e-4)
+    assert evaluate(folder, fabric, passes=2).calibrator == "temperature"
     rows = {row.method: row for row in compare([folder])}
     assert set(rows) == {"ensemble of 2 cnn", "ensemble of 2 cnn + temperature"}
     from PIL import Image
 
     Image.fromarray(load("digits", "test").x[0, 0].numpy()).save(tmp_path / "digit.png")
-    assert predict_files(folder, [tmp_path / "digit.png"], fabric)[1].samples == 2
+    assert predict_files(folder, [tmp_path / "digit.png"], fabric).predictive.samples == 2
 
 
 def test_members_that_hold_out_nothing_together_cannot_be_calibrated_on(members, tmp_path, fabric):
-    train(small(method="cnn", seed=5, steps=1), other := RunFolder(tmp_path / "other"), fabric)
+    train_run(small(method="cnn", seed=5, steps=1), other := RunFolder(tmp_path / "other"), fabric)
     ensemble([members[0], other], folder := RunFolder(tmp_path / "both"))
     assert folder.card().holdout_rows == ()
-    with pytest.raises(CalgpError, match="split_seed=0"):
+    with pytest.raises(CalgpError, match="split-seed 0"):
         calibrate(folder, fabric)
 
 
 def test_only_what_all_members_hold_out_is_calibrated_on(members, tmp_path, fabric):
-    train(
+    train_run(
         small(method="cnn", seed=5, steps=1, holdout=0.1, split_seed=0), other := RunFolder(tmp_path / "other"), fabric
     )
     ensemble([members[0], other], folder := RunFolder(tmp_path / "both"))
     common = set(members[0].card().holdout_rows) & set(other.card().holdout_rows)
     assert len(common) == 20  # of 40: the smaller part of one class's shuffle is in the larger
-    assert set(held_out_images(folder).rows.tolist()) == common
+    assert set(held_out(folder).rows.tolist()) == common
 
 
 def test_members_must_agree_in_classes_and_images(members, tmp_path, fabric):
@@ -129,7 +129,7 @@ def test_what_is_no_ensemble_is_refused(members, twins, tmp_path, fabric):
     with pytest.raises(CalgpError, match="already holds a run"):
         ensemble(members[:2], members[2])
     with pytest.raises(CalgpError, match="already holds a run"):
-        train(small(), twins, fabric)
+        train_run(small(), twins, fabric)
     unfinished = RunFolder(shutil.copytree(members[1].path, tmp_path / "unfinished"))
     unfinished.remove("model.safetensors")
     with pytest.raises(CalgpError, match="no finished model"):

@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from jaxtyping import config
+from lightning_fabric import Fabric
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -24,7 +25,10 @@ from calgp.gp import Bound, Latent, Mixture, Noise, Predictive, predict
 from calgp.gp.inference import _Moments
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import RunFolder, calibrate, decide, export, export_model, predict_files
+from calgp.runs import Card, Classifier, RunFolder, from_json
+from calgp.runs.environment import environment
+from calgp.runs.record import to_json
+from folders import calibrate, decide, export, predict_files
 
 module = sys.modules["calgp.runs.export"]
 LENET = LeNet(channels=(4, 4), hidden=(8,))
@@ -53,16 +57,18 @@ SAMPLES, SEED = 3, 5
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def unchecked():
     """Without the run-time checks of shapes in calgp.gp, which torch cannot trace: as users run it."""
-    monkeypatch.setattr(config, "jaxtyping_disable", True)
-    for kind in (Latent, Predictive, _Moments):  # wrapped methods of classes that are made in a trace stop it
-        for name, method in list(vars(kind).items()):
-            if inspect.isfunction(method):
-                monkeypatch.setattr(kind, name, inspect.unwrap(method))
-            elif isinstance(method, property):
-                monkeypatch.setattr(kind, name, property(inspect.unwrap(method.fget)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "jaxtyping_disable", True)
+        for kind in (Latent, Predictive, _Moments):  # wrapped methods of classes that are made in a trace stop it
+            for name, method in list(vars(kind).items()):
+                if inspect.isfunction(method):
+                    patch.setattr(kind, name, inspect.unwrap(method))
+                elif isinstance(method, property):
+                    patch.setattr(kind, name, property(inspect.unwrap(method.fget)))
+        yield
 
 
 def fitted(name, task, backbone, seed=0, **options):
@@ -86,6 +92,13 @@ def fitted(name, task, backbone, seed=0, **options):
     return model
 
 
+def in_memory(model, task) -> Classifier:
+    """A classifier without a folder; its description is not the model's."""
+    classes = tuple(map(str, range(task.classes)))
+    card = Card(from_json({}), task, classes, train_images=48, checksum="", holdout_rows=(), environment=environment())
+    return Classifier(model, card, fabric=Fabric(accelerator="cpu", devices=1))
+
+
 def blobs(n, task):
     """A bright spot whose place tells the class, in noise."""
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +120,7 @@ def run_onnx(path, x):
 
 def same_draws(model, x):
     """What calgp gives if all images have row 0."""
-    return predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], samples=SAMPLES, seed=SEED)
+    return predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], passes=SAMPLES, seed=SEED)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -115,12 +128,12 @@ def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
     backbone, task = CASES[name]
     model, path = fitted(name, task, backbone), tmp_path / "model.onnx"
     before = torch.get_rng_state()
-    done = export_model(model, path, task, samples=SAMPLES, seed=SEED)
+    done = in_memory(model, task).export(path, passes=SAMPLES, seed=SEED)
     assert torch.equal(before, torch.get_rng_state())
     assert max(done.worst.values()) <= 1e-5
     assert done.size == path.stat().st_size
     x = blobs(20, task).pixels()[:7]
-    one = predict(model, x[:1], samples=SAMPLES, seed=SEED)  # as calgp predicts one image
+    one = predict(model, x[:1], passes=SAMPLES, seed=SEED)  # as calgp predicts one image
     for expected, images in ((one, x[:1]), (same_draws(model, x), x)):
         found = run_onnx(path, images)
         for ours, theirs in zip(columns(expected), found, strict=True):
@@ -135,7 +148,7 @@ def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
 def test_torch_export_gives_the_same_without_calgp(name, tmp_path):
     backbone, task = CASES[name]
     model, path = fitted(name, task, backbone), tmp_path / "model.pt2"
-    export_model(model, path, task, to="torch-export", samples=SAMPLES, seed=SEED, told={"classes": ["a"]})
+    in_memory(model, task).export(path, to="torch-export", passes=SAMPLES, seed=SEED)
     x = blobs(20, task).pixels()[:7]
     torch.save([x, *columns(same_draws(model, x))], tmp_path / "expected.pt")
     code = """
@@ -144,7 +157,7 @@ def test_torch_export_gives_the_same_without_calgp(name, tmp_path):
         x, *expected = torch.load("expected.pt")
         extra = {"calgp.json": ""}
         program = torch.export.load("model.pt2", extra_files=extra).module()
-        assert json.loads(extra["calgp.json"])["classes"] == ["a"]
+        assert json.loads(extra["calgp.json"])["classes"] == [str(q) for q in range(expected[0].shape[1])]
         for images in (x, x[:1]):
             for ours, theirs in zip(expected, program(images), strict=True):
                 torch.testing.assert_close(theirs, ours[: len(images)], rtol=0, atol=1e-5)
@@ -174,7 +187,7 @@ def test_options_that_change_the_graph_survive(name, backbone, options, tmp_path
     task = Task(1, 8, 8, 3)
     model = fitted(name, task, backbone, **options)
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    export_model(model, tmp_path / "model.onnx", task, samples=SAMPLES, seed=SEED)
+    in_memory(model, task).export(tmp_path / "model.onnx", passes=SAMPLES, seed=SEED)
     x = blobs(7, task).pixels()
     for ours, theirs in zip(columns(same_draws(model, x)), run_onnx(tmp_path / "model.onnx", x), strict=True):
         torch.testing.assert_close(theirs, ours, **CLOSE)
@@ -186,7 +199,7 @@ def test_options_that_change_the_graph_survive(name, backbone, options, tmp_path
 def test_wrapped_networks_survive(name, tmp_path):
     task, backbone = Task(1, 28, 28, 3), wrap(ARCHITECTURES[name].make, name=f"export-{name}")
     model = METHODS["cnn-gp-sorf"].build(task, backbone, generator=torch.Generator().manual_seed(0))
-    export_model(model, tmp_path / "model.onnx", task, samples=SAMPLES, seed=SEED)
+    in_memory(model, task).export(tmp_path / "model.onnx", passes=SAMPLES, seed=SEED)
     x = blobs(7, task).pixels()
     found = run_onnx(tmp_path / "model.onnx", x)
     for ours, theirs in zip(columns(same_draws(model, x)), found, strict=True):
@@ -197,7 +210,7 @@ def test_wrapped_networks_survive(name, tmp_path):
 def test_an_ensemble_is_exported_as_a_mixture(tmp_path):
     task = Task(1, 8, 8, 3)
     model = Mixture([fitted("cnn", task, LENET), fitted("cnn-gp-sorf", task, RESNET, seed=1)])
-    export_model(model, tmp_path / "model.onnx", task, samples=SAMPLES, seed=SEED)
+    in_memory(model, task).export(tmp_path / "model.onnx", passes=SAMPLES, seed=SEED)
     x = blobs(7, task).pixels()
     for ours, theirs in zip(columns(same_draws(model, x)), run_onnx(tmp_path / "model.onnx", x), strict=True):
         torch.testing.assert_close(theirs, ours, **CLOSE)
@@ -230,16 +243,12 @@ def calibrated(trained, fabric, tmp_path_factory):
 
     folder = RunFolder(tmp_path_factory.mktemp("export") / "run")
     shutil.copytree(trained.path, folder.path)
-    calibrate(folder, fabric, calibrator="vector", samples=4, share=0.5)
-    decide(folder, fabric, samples=4, coverage=0.5)
-    before, config.jaxtyping_disable = config.jaxtyping_disable, True
-    try:
-        return folder, export(folder, samples=SAMPLES, seed=SEED)
-    finally:
-        config.jaxtyping_disable = before
+    calibrate(folder, fabric, calibrator="vector", passes=4, share=0.5)
+    decide(folder, fabric, passes=4, coverage=0.5)
+    return folder, export(folder, passes=SAMPLES, seed=SEED)
 
 
-def test_the_file_tells_what_it_is(calibrated):
+def test_the_file_says_what_it_is(calibrated):
     folder, done = calibrated
     assert done.path == folder.path / "model.onnx"
     meta = onnxruntime.InferenceSession(done.path).get_modelmeta().custom_metadata_map
@@ -247,7 +256,7 @@ def test_the_file_tells_what_it_is(calibrated):
     assert about == done.metadata
     assert about["classes"] == list(folder.card().classes)
     assert about["input"]["shape"] == ["N", 1, 28, 28]
-    assert (about["samples"], about["seed"], about["decisions"]) == (SAMPLES, SEED, folder.decisions())
+    assert (about["samples"], about["seed"], about["decisions"]) == (SAMPLES, SEED, to_json(folder.decisions()))
     assert about["calibrator"]["calibrator"] == "vector"
     assert list(about["outputs"]) == list(NAMES)
 
@@ -263,20 +272,20 @@ def test_the_loader_of_the_guide_needs_no_calgp(calibrated, fabric, tmp_path):
     printed = run_python(
         f'import sys; sys.modules["calgp"] = None\n{code}', tmp_path, str(done.path), str(tmp_path / "photo.png")
     )
-    _, expected = predict_files(folder, [tmp_path / "photo.png"], fabric, samples=SAMPLES, seed=SEED)
+    expected = predict_files(folder, [tmp_path / "photo.png"], fabric, passes=SAMPLES, seed=SEED)
     label, probability, entropy, information = printed.split()
-    assert label == folder.card().classes[expected.labels]
+    assert [label] == expected.labels
     for text, value in ((probability, expected.confidence), (entropy, expected.entropy),
                         (information, expected.mutual_information)):  # fmt: skip
         assert float(text) == pytest.approx(value.item(), abs=1e-4)  # four digits are printed
 
 
-def test_the_command_tells_how_far_the_file_is_from_torch(calibrated, tmp_path):
+def test_the_command_says_how_far_the_file_is_from_torch(calibrated, tmp_path):
     folder, file = calibrated[0], tmp_path / "run.pt2"
     arguments = ["export", str(folder.path), "--to", "torch-export", "--out", str(file), "-S", "2"]
     said = CliRunner().invoke(cli.app, arguments)
     assert said.exit_code == 0, said.output
-    assert "2 samples, seed 0" in said.output
+    assert "2 passes, seed 0" in said.output
     assert "Largest difference to torch over 32 images: probabilities" in said.output
     assert file.is_file()
 
@@ -285,7 +294,7 @@ def test_what_does_not_agree_is_not_kept(calibrated, tmp_path, monkeypatch):
     folder, _ = calibrated
     monkeypatch.setattr(module, "TOLERANCE", -1.0)
     with pytest.raises(CalgpError, match="not kept"):
-        export(folder, tmp_path / "model.pt2", to="torch-export", samples=SAMPLES)
+        export(folder, tmp_path / "model.pt2", to="torch-export", passes=SAMPLES)
     assert not list(tmp_path.iterdir())
 
 
@@ -297,21 +306,21 @@ def test_an_unknown_target_is_refused(calibrated, tmp_path):
 def test_a_missing_package_is_named(calibrated, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(CalgpError, match=r"calgp\[export\]"):
-        export(calibrated[0], tmp_path / "x.onnx", samples=1)
+        export(calibrated[0], tmp_path / "x.onnx", passes=1)
 
 
 def test_what_has_no_prediction_of_its_own_is_refused(tmp_path):
     task, backbone = Task(1, 8, 8, 3), dataclasses.replace(RESNET, batch_moments=True)
     model = METHODS["cnn"].build(task, backbone)
     with pytest.raises(CalgpError, match="moments of the batch"):
-        export_model(model, tmp_path / "x.onnx", task)
+        in_memory(model, task).export(tmp_path / "x.onnx")
 
 
 def test_what_onnx_cannot_say_is_refused_by_name(tmp_path):
     task = Task(1, 8, 8, 3)
     model = fitted("cgp", task, LENET, likelihood="robust-max")
     with pytest.raises(CalgpError, match=r"ONNX has nothing for aten.*torch-export"):
-        export_model(model, tmp_path / "x.onnx", task, samples=SAMPLES)
+        in_memory(model, task).export(tmp_path / "x.onnx", passes=SAMPLES)
     assert not list(tmp_path.iterdir())
 
 

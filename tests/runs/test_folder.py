@@ -10,6 +10,7 @@ from calgp.gp import predict
 from calgp.runs import RunFolder, shipped_run
 from calgp.runs.folder import slug
 from calgp.runs.writing import write_whole
+from folders import predictions
 
 
 @pytest.fixture
@@ -19,11 +20,11 @@ def copy(trained, tmp_path) -> RunFolder:
 
 
 def test_a_loaded_model_predicts_as_the_trained_one(trained):
-    stored = trained.tensors(trained.predictions_name("digits"))
+    stored = predictions(trained, "digits")
     from calgp.data import load
 
     images = load("digits", "test")
-    predicted = predict(trained.model(), [(images.pixels(slice(0, 50)), images.rows[:50])], samples=4, seed=0)
+    predicted = predict(trained.model(), [(images.pixels(slice(0, 50)), images.rows[:50])], passes=4, seed=0)
     # batches of 50 and of 100 may differ by rounding only
     torch.testing.assert_close(predicted.log_probs, stored["log_probs"][:50], atol=1e-5, rtol=0)
 
@@ -32,7 +33,7 @@ def test_run_json_describes_the_run(trained):
     card = trained.card()
     assert card.run.train_size == 200
     assert card.classes == tuple("0123456789")
-    assert card.environment["torch"] == torch.__version__
+    assert card.environment.torch == torch.__version__
 
 
 def edit(folder, **changes):
@@ -83,8 +84,8 @@ def test_the_log_leaves_out_cut_lines_and_keeps_the_later_of_two(copy):
     with (copy.path / "log.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 20, "nll": 7.0, "kl": 0.0, "rate": 0.1}\n{"kind": "tra')
     log = copy.log()
-    assert [record["nll"] for record in log if record["kind"] == "train" and record["step"] == 20] == [7.0]
-    assert [record["step"] for record in log] == sorted(record["step"] for record in log)
+    assert [record.nll for record in log if record.kind == "train" and record.step == 20] == [7.0]
+    assert [record.step for record in log] == sorted(record.step for record in log)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -113,7 +114,7 @@ def test_the_shipped_run_is_small_and_predicts_as_it_did():
     folder = shipped_run()
     assert sum(file.stat().st_size for file in folder.path.iterdir()) < 2_000_000
     images = load("digits", "test").take(torch.arange(20))
-    predicted = predict(folder.model(), [(images.pixels(), images.rows)], samples=50, seed=0)
-    stored = folder.tensors(folder.predictions_name("digits"))
+    predicted = predict(folder.model(), [(images.pixels(), images.rows)], seed=0)  # in one pass
+    stored = predictions(folder, "digits")
     # another machine may add in another order; float32 through two convolutions and 4096 features
     torch.testing.assert_close(predicted.probs, stored["log_probs"][:20].exp(), atol=1e-4, rtol=0)

@@ -33,7 +33,7 @@ def made_up(n: int = N, classes: int = 10) -> ImageScores:
 def kept(tmp_path, trained):
     """A folder with small results of a real run alone, and the evaluation that they are of."""
     folder = trained
-    (evaluation,) = [each for each in folder.evaluations() if not each["outside"]]
+    (evaluation,) = [each for each in folder.evaluations() if not each.outside]
     target = RunFolder(tmp_path / "kept")
     target.path.mkdir()
     (target.path / "run.json").write_bytes((folder.path / "run.json").read_bytes())
@@ -62,7 +62,7 @@ def test_what_is_kept_is_what_was_predicted(kept):
         )
     for name in ("err", "mnll", "brier", "confidence"):
         scores = metrics.scores(after.outcomes).to_dict()
-        assert scores[name] == pytest.approx(evaluation["scores"][name], rel=1e-3), name
+        assert scores[name] == pytest.approx(getattr(evaluation.own.scores, name), rel=1e-3), name
 
 
 def test_confidences_near_one_keep_their_digits():
@@ -127,7 +127,7 @@ def test_damaged_files_are_refused(kept, content):
 def test_scores_of_more_images_than_the_file_has_are_refused(kept):
     folder, evaluation, _ = kept
     with pytest.raises(CalgpError, match="no column of"):
-        image_scores(folder, dict(evaluation, n=2**39))
+        image_scores(folder, dataclasses.replace(evaluation, n=2**39))
 
 
 def test_outside_images_have_entropies_alone():

@@ -18,6 +18,8 @@ from calgp.nets import BACKBONES, Task
 from calgp.runs import Run, RunFolder, compare, ensemble, from_json
 from calgp.runs.folder import build
 from calgp.runs.reading import LARGEST_JSON, Stored, model_without_memory, read_header, read_json, read_tensors
+from calgp.runs.results import Checkpoint
+from folders import tensors
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -159,9 +161,9 @@ def test_every_flipped_bit_in_a_weight_is_seen(copy):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
 def test_weights_of_another_type_are_refused(copy, dtype):
-    tensors = copy.tensors("model.safetensors")
-    name = next(name for name, value in tensors.items() if value.is_floating_point())
-    copy.write_tensors("model.safetensors", tensors | {name: tensors[name].to(dtype)})
+    whole = tensors(copy, "model.safetensors")
+    name = next(name for name, value in whole.items() if value.is_floating_point())
+    copy.write_tensors("model.safetensors", whole | {name: whole[name].to(dtype)})
     with pytest.raises(CalgpError, match=f"is of {dtype}"):
         copy.model()
 
@@ -179,20 +181,21 @@ def test_weights_of_another_type_are_refused(copy, dtype):
     ids=str,
 )
 def test_a_checkpoint_of_another_optimiser_is_refused(copy, strange):
-    tensors = {f"model.{name}": value for name, value in copy.tensors("model.safetensors").items()}
-    copy.write_tensors("checkpoint.safetensors", tensors | {"optimiser.0.step": torch.zeros(())}, {"step": 3})
-    copy.tensors("checkpoint.safetensors")
-    copy.write_tensors("checkpoint.safetensors", tensors | strange, {"step": 3})
+    whole = {f"model.{name}": value for name, value in tensors(copy, "model.safetensors").items()}
+    copy.write_tensors("checkpoint.safetensors", whole | {"optimiser.0.step": torch.zeros(())}, {"step": 3})
+    found, state = copy.checkpoint(copy.card())
+    assert found.keys() == {*whole, "optimiser.0.step"} and state == Checkpoint(3)
+    copy.write_tensors("checkpoint.safetensors", whole | strange, {"step": 3})
     with pytest.raises(CalgpError, match="does not fit"):
-        copy.tensors("checkpoint.safetensors")
+        copy.checkpoint(copy.card())
 
 
-@pytest.mark.parametrize("told", [{}, {"step": -1}, {"step": "3"}, {"step": 10**30}, {"step": 1, "totals": "x"}])
-def test_a_checkpoint_without_its_step_is_refused(copy, told):
-    tensors = {f"model.{name}": value for name, value in copy.tensors("model.safetensors").items()}
-    copy.write_tensors("checkpoint.safetensors", tensors, told)
-    with pytest.raises(CalgpError):
-        copy.tensors("checkpoint.safetensors")
+@pytest.mark.parametrize("state", [{}, {"step": -1}, {"step": "3"}, {"step": 10**30}, {"step": 1, "totals": "x"}])
+def test_a_checkpoint_without_its_step_is_refused(copy, state):
+    whole = {f"model.{name}": value for name, value in tensors(copy, "model.safetensors").items()}
+    copy.write_tensors("checkpoint.safetensors", whole, state)
+    with pytest.raises(CalgpError, match=r"checkpoint\.safetensors cannot be read \((step|totals): "):
+        copy.checkpoint(copy.card())
 
 
 @pytest.mark.parametrize(
@@ -211,9 +214,9 @@ def test_a_checkpoint_without_its_step_is_refused(copy, told):
 )
 def test_predictions_that_do_not_fit_together_are_refused(copy, strange):
     name = copy.predictions_name("digits")
-    copy.write_tensors(name, copy.tensors(name) | strange)
+    copy.write_tensors(name, tensors(copy, name) | strange)
     with pytest.raises(CalgpError, match="cannot be read"):
-        copy.predictions("digits")
+        copy.predictions("digits", None, classes=10)
 
 
 # JSON ----------------------------------------------------------------------------------------------------------------
@@ -262,7 +265,7 @@ def test_any_json_is_a_calibrator_or_refused(value):
 @given(st.binary(max_size=200))
 def test_any_bytes_in_the_log_are_left_out(copy, data):
     (copy.path / "log.jsonl").write_bytes(b'{"kind": "train", "step": 1, "nll": 1, "kl": 0, "rate": 1}\n' + data)
-    assert [record for record in copy.log() if record["kind"] == "train"]
+    assert [record for record in copy.log() if record.kind == "train"]
 
 
 @pytest.mark.parametrize(
@@ -326,5 +329,5 @@ def test_control_codes_are_not_printed(copy, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["calgp", "evaluate", str(copy.path)])
     with pytest.raises(SystemExit):
         cli.main()
-    told = capsys.readouterr()
-    assert "gone" in told.err and "\x1b[2J" not in told.err
+    printed = capsys.readouterr()
+    assert "gone" in printed.err and "\x1b[2J" not in printed.err

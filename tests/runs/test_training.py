@@ -13,10 +13,11 @@ from lightning_fabric import Fabric
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, NumericalError
-from calgp.runs import Interrupted, RunFolder, fit, train
+from calgp.runs import Interrupted, RunFolder, TrainingData, fit, train_run
 from calgp.runs import training as training_module
 from calgp.runs.folder import build
-from calgp.runs.training import TrainingData, make_optimiser, order
+from calgp.runs.loop import make_optimiser, order
+from folders import metadata, tensors
 
 from .conftest import small
 
@@ -31,15 +32,15 @@ def test_an_epoch_sees_every_image_once_and_each_epoch_another_order():
 
 
 def test_training_lowers_the_bound(trained):
-    log = [record for record in trained.log() if record["kind"] == "train"]
-    assert log[-1]["step"] == 30
-    assert log[-1]["nll"] < log[0]["nll"]
-    assert all(record["kl"] > 0 for record in log)
+    log = [record for record in trained.log() if record.kind == "train"]
+    assert log[-1].step == 30
+    assert log[-1].nll < log[0].nll
+    assert all(record.kl > 0 for record in log)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, fabric):
     states = [
-        train(small(steps=5, seed=seed), RunFolder(tmp_path / name), fabric).state_dict()
+        train_run(small(steps=5, seed=seed), RunFolder(tmp_path / name), fabric).model.state_dict()
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     assert all(states[0][key].equal(states[1][key]) for key in states[0])
@@ -48,7 +49,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path, 
 
 def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, fabric):
     run = small(steps=12)
-    whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+    whole = train_run(run, RunFolder(tmp_path / "whole"), fabric).model
     folder = RunFolder(tmp_path / "parts")
 
     def interrupt(step):
@@ -56,13 +57,13 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, fabric):
             os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
 
     with pytest.raises(Interrupted, match="step 5 of 12"):
-        train(run, folder, fabric, watch=interrupt)
+        train_run(run, folder, fabric, watch=interrupt)
     assert folder.interrupted and not folder.finished
-    resumed = train(run, folder, fabric, resume=True)
+    resumed = train_run(run, folder, fabric, resume=True).model
     assert folder.finished and not folder.interrupted
     for key, value in whole.state_dict().items():
         assert value.equal(resumed.state_dict()[key]), key
-    assert [record["step"] for record in folder.log()] == [12]
+    assert [record.step for record in folder.log()] == [12]
 
 
 class Failing:
@@ -134,13 +135,13 @@ def test_a_step_that_fails_is_skipped_and_noted_and_changes_nothing(tmp_path, fa
     def watch(step):
         states.append({key: value.clone() for key, value in fabric_model["model"].state_dict().items()})
 
-    train(run, folder, fabric, watch=watch)
+    train_run(run, folder, fabric, watch=watch)
     assert same(states[2], states[3])
     assert not same(states[3], states[4])
     assert any(key.endswith("running_mean") for key in states[0])
-    (skipped,) = [record for record in folder.log() if record["kind"] == "skipped"]
-    assert skipped["step"] == 4 and re.search(message, skipped["why"])
-    assert math.isfinite(folder.log()[-1]["nll"])
+    (skipped,) = [record for record in folder.log() if record.kind == "skipped"]
+    assert skipped.step == 4 and re.search(message, skipped.why)
+    assert math.isfinite(folder.log()[-1].nll)
     assert folder.finished
 
 
@@ -161,11 +162,11 @@ def test_too_many_failures_in_a_row_stop_with_a_diagnosis_and_the_state_before(
     """It is the checkpoint that a Ctrl-C after the last good step would have left, to the bit."""
     run, failed, stopped = small(steps=24), RunFolder(tmp_path / "failed"), RunFolder(tmp_path / "stopped")
     with pytest.raises(Interrupted):
-        train(run, stopped, fabric, watch=interrupting(5))
-    whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+        train_run(run, stopped, fabric, watch=interrupting(5))
+    whole = train_run(run, RunFolder(tmp_path / "whole"), fabric).model
     with monkeypatch.context() as patch, pytest.raises(CalgpError) as caught:
         Failing(patch, range(6, 100), spoil)
-        train(run, failed, fabric)
+        train_run(run, failed, fabric)
     rows = load("digits", "train").balanced(200, 0).rows[order(200, 32, 14, 0)][:8].tolist()
     assert re.search(
         rf"after step 5: step 15 failed, as did the 9 before it: .*{message}.*rows {', '.join(map(str, rows))}, … of "
@@ -174,17 +175,17 @@ def test_too_many_failures_in_a_row_stop_with_a_diagnosis_and_the_state_before(
     )
     assert isinstance(caught.value.__cause__, NumericalError)
     assert failed.interrupted and not failed.finished
-    assert same(*(folder.tensors("checkpoint.safetensors") for folder in (failed, stopped)))
-    assert failed.metadata("checkpoint.safetensors") == stopped.metadata("checkpoint.safetensors")
-    resumed = train(run, failed, fabric, resume=True)  # the failure was the test's, so it does not come again
+    assert same(*(tensors(folder, "checkpoint.safetensors") for folder in (failed, stopped)))
+    assert metadata(failed, "checkpoint.safetensors") == metadata(stopped, "checkpoint.safetensors")
+    resumed = train_run(run, failed, fabric, resume=True).model  # the failure was the test's, so it does not come again
     assert same(whole.state_dict(), resumed.state_dict())
 
 
 def test_failures_with_a_good_step_between_do_not_stop_a_run(tmp_path, fabric, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     Failing(monkeypatch, {*range(2, 11), *range(12, 21)}, not_finite)  # 9, a good one, 9
-    train(small(steps=24), folder, fabric)
-    assert len([record for record in folder.log() if record["kind"] == "skipped"]) == 18
+    train_run(small(steps=24), folder, fabric)
+    assert len([record for record in folder.log() if record.kind == "skipped"]) == 18
 
 
 def test_failures_in_a_row_are_counted_over_a_resumption(tmp_path, fabric, monkeypatch):
@@ -192,16 +193,16 @@ def test_failures_in_a_row_are_counted_over_a_resumption(tmp_path, fabric, monke
     folder, run = RunFolder(tmp_path / "run"), small(steps=24)
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         Failing(patch, range(3, 100), not_finite)
-        train(run, folder, fabric, watch=interrupting(5))
+        train_run(run, folder, fabric, watch=interrupting(5))
     Failing(monkeypatch, range(100), not_finite)
     with pytest.raises(CalgpError, match=r"step 12 failed, as did the 9 before it.*keeps the state after step 5"):
-        train(run, folder, fabric, resume=True)
+        train_run(run, folder, fabric, resume=True)
 
 
 def test_a_short_run_has_half_its_steps_as_patience(tmp_path, fabric, monkeypatch):
     Failing(monkeypatch, range(3, 100), not_finite)
     with pytest.raises(CalgpError, match="step 5 failed, as did the 2 before it"):
-        train(small(steps=5), RunFolder(tmp_path / "run"), fabric)
+        train_run(small(steps=5), RunFolder(tmp_path / "run"), fabric)
 
 
 def test_a_gradient_whose_square_overflows_is_no_failure(tmp_path, fabric, monkeypatch):
@@ -213,8 +214,8 @@ def test_a_gradient_whose_square_overflows_is_no_failure(tmp_path, fabric, monke
 
     folder = RunFolder(tmp_path / "run")
     Failing(monkeypatch, {2}, large)
-    train(small(steps=4), folder, fabric)
-    assert [record["kind"] for record in folder.log()] == ["train"]
+    train_run(small(steps=4), folder, fabric)
+    assert [record.kind for record in folder.log()] == ["train"]
 
 
 @pytest.mark.parametrize(("every", "kept"), [(0.0, "keeps the state after step 2"), (60.0, "No good state")])
@@ -233,28 +234,28 @@ def test_parameters_that_overflowed_are_never_saved(tmp_path, fabric, monkeypatc
 
     monkeypatch.setattr(torch.optim.Adam, "step", spoiling)
     with pytest.raises(CalgpError, match=kept):
-        train(run, folder, fabric, checkpoint_seconds=every)
+        train_run(run, folder, fabric, checkpoint_seconds=every)
     assert not folder.finished
     if folder.interrupted:
-        assert all(value.isfinite().all() for value in folder.tensors("checkpoint.safetensors").values())
+        assert all(value.isfinite().all() for value in tensors(folder, "checkpoint.safetensors").values())
 
 
 def test_ctrl_c_is_restored_after_training(tmp_path, fabric):
     before = signal.getsignal(signal.SIGINT)
-    train(small(steps=1), RunFolder(tmp_path / "run"), fabric)
+    train_run(small(steps=1), RunFolder(tmp_path / "run"), fabric)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(trained, fabric):
     with pytest.raises(CalgpError, match="already holds a run"):
-        train(small(), trained, fabric)
+        train_run(small(), trained, fabric)
 
 
 def test_what_cannot_be_resumed_says_why(trained, tmp_path, fabric):
     with pytest.raises(CalgpError, match="finished"):
-        train(trained.card().run, trained, fabric, resume=True)
+        train_run(trained.card().run, trained, fabric, resume=True)
     with pytest.raises(CalgpError, match="no run to resume"):
-        train(small(), RunFolder(tmp_path / "none"), fabric, resume=True)
+        train_run(small(), RunFolder(tmp_path / "none"), fabric, resume=True)
 
 
 def test_resuming_on_other_images_is_refused(tmp_path, fabric):
@@ -264,10 +265,10 @@ def test_resuming_on_other_images_is_refused(tmp_path, fabric):
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        train(small(), folder, fabric, watch=interrupt)
+        train_run(small(), folder, fabric, watch=interrupt)
     others = TrainingData(load("digits", "train").balanced(200, seed=99), None)
     with pytest.raises(CalgpError, match="not those"):
-        train(small(), folder, fabric, data=others, resume=True)
+        train_run(small(), folder, fabric, data=others, resume=True)
 
 
 def test_the_holdout_is_scored_disjoint_and_written_down(trained):
@@ -275,7 +276,7 @@ def test_the_holdout_is_scored_disjoint_and_written_down(trained):
     images = load("digits", "train").balanced(200, card.run.seed)
     assert len(card.holdout_rows) == 40 and card.train_images == 160
     assert set(card.holdout_rows) < set(images.rows.tolist())
-    assert [record for record in trained.log() if record["kind"] == "holdout"][-1]["n"] == 40
+    assert [record for record in trained.log() if record.kind == "holdout"][-1].n == 40
 
 
 def test_fit_works_without_a_folder(fabric):
@@ -289,10 +290,10 @@ def test_fit_works_without_a_folder(fabric):
 @pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-mixed", torch.float32)])
 def test_other_precisions_train_and_are_stored_as_they_were(tmp_path, precision, dtype):
     folder = RunFolder(tmp_path / "run")
-    train(small(steps=3, holdout=0.2), folder, Fabric(accelerator="cpu", devices=1, precision=precision))
-    assert folder.tensors("model.safetensors")["gp.layers.0.weights.weight"].dtype == dtype
-    assert all(math.isfinite(record.get("nll", 0)) for record in folder.log())
-    assert folder.log()[-1]["n"] == 40  # the hold-out was scored
+    train_run(small(steps=3, holdout=0.2), folder, Fabric(accelerator="cpu", devices=1, precision=precision))
+    assert tensors(folder, "model.safetensors")["gp.layers.0.weights.weight"].dtype == dtype
+    assert all(math.isfinite(record.nll) for record in folder.log() if record.kind == "train")
+    assert folder.log()[-1].n == 40  # the hold-out was scored
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
@@ -300,17 +301,18 @@ def test_other_precisions_train_and_are_stored_as_they_were(tmp_path, precision,
 def test_sparse_processes_train_in_every_precision_and_are_read_back(tmp_path, method, precision):
     folder = RunFolder(tmp_path / "run")
     run = small(method={"name": method, "inducing": 20}, steps=4, size=12, train_size=100, holdout=0.2)
-    model = train(run, folder, Fabric(accelerator="cpu", devices=1, precision=precision))
-    assert all(math.isfinite(record.get("nll", 0)) for record in folder.log())
+    model = train_run(run, folder, Fabric(accelerator="cpu", devices=1, precision=precision)).model
+    assert all(math.isfinite(record.nll) for record in folder.log() if record.kind == "train")
     assert all(value.isfinite().all() for value in model.state_dict().values())
     read = folder.model().state_dict()
     assert read.keys() == model.state_dict().keys()
-    assert all(value.float().equal(read[key]) for key, value in model.state_dict().items())
+    assert all(value.float().equal(read[key]) for key, value in tensors(folder, "model.safetensors").items())
+    assert same(read, model.state_dict())  # whatever it was trained in, it predicts as it will when it is loaded
 
 
 def test_an_interrupted_sparse_process_resumes_without_starting_anew(tmp_path, fabric):
     run = small(method={"name": "gpdnn", "inducing": 20}, steps=6)
-    whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+    whole = train_run(run, RunFolder(tmp_path / "whole"), fabric).model
     folder = RunFolder(tmp_path / "parts")
 
     def interrupt(step):
@@ -318,8 +320,8 @@ def test_an_interrupted_sparse_process_resumes_without_starting_anew(tmp_path, f
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        train(run, folder, fabric, watch=interrupt)
-    resumed = train(run, folder, fabric, resume=True)
+        train_run(run, folder, fabric, watch=interrupt)
+    resumed = train_run(run, folder, fabric, resume=True).model
     assert all(value.equal(resumed.state_dict()[key]) for key, value in whole.state_dict().items())
 
 

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from calgp.errors import CalgpError
-from calgp.experiments import Where, run_missing
-from calgp.runs import RunFolder, calibrate, ensemble, evaluate, train, writing
+from calgp.experiments import Paths, run_missing
+from calgp.runs import RunFolder, ensemble, train_run, writing
+from calgp.runs.results import NoteRecord, TrainRecord
 from calgp.runs.writing import PART, owned, remove_leftovers, reporting, write_whole
+from folders import calibrate, evaluate, tensors
 
 from .conftest import small
 
@@ -51,13 +54,13 @@ def test_a_second_process_is_refused_until_the_first_is_killed(trained, fabric, 
     monkeypatch.setattr(writing, "GRACE", 0.0)
     copy = RunFolder(tmp_path / "run")
     copy.create(trained.card())
-    copy.write_tensors("model.safetensors", trained.tensors("model.safetensors"))
+    copy.write_tensors("model.safetensors", tensors(trained, "model.safetensors"))
     with held_by_another_process(copy.path) as process:
         for write in (
-            lambda: train(small(), copy, fabric),
-            lambda: evaluate(copy, fabric, samples=1),
+            lambda: train_run(small(), copy, fabric),
+            lambda: evaluate(copy, fabric, passes=1),
             lambda: calibrate(copy, fabric),
-            lambda: run_missing([], Where(copy.path)),
+            lambda: run_missing([], Paths(copy.path)),
             lambda: owned(copy.path).__enter__(),
         ):
             with pytest.raises(CalgpError, match="is being written by another process"):
@@ -66,14 +69,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(trained, fabric, 
         process.send_signal(signal.SIGKILL)
         process.wait()
     monkeypatch.undo()
-    evaluate(copy, fabric, samples=1)  # the kernel has taken the lock back
+    evaluate(copy, fabric, passes=1)  # the kernel has taken the lock back
 
 
 def test_an_ensemble_is_not_made_in_a_folder_that_somebody_writes(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "GRACE", 0.0)
     other = RunFolder(tmp_path / "other")
     other.create(trained.card())
-    other.write_tensors("model.safetensors", trained.tensors("model.safetensors"))
+    other.write_tensors("model.safetensors", tensors(trained, "model.safetensors"))
     with _in_a_thread(tmp_path / "ensemble"), pytest.raises(CalgpError, match="another process"):
         ensemble([trained, other], RunFolder(tmp_path / "ensemble"))
 
@@ -145,14 +148,14 @@ def checkpointed(run, folder, fabric):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(CalgpError, match="Stopped after step 2"):
-        train(run, folder, fabric, watch=interrupt)
+        train_run(run, folder, fabric, watch=interrupt)
     return (folder.path / "checkpoint.safetensors").read_bytes()
 
 
 def test_a_full_disk_stops_a_training_and_leaves_its_checkpoint(tmp_path, fabric):
     """A real one: a tmpfs, filled but for a few kilobytes. With room again the training ends as if nothing had been."""
     run = small(steps=6)
-    whole = train(run, RunFolder(tmp_path / "whole"), fabric)
+    whole = train_run(run, RunFolder(tmp_path / "whole"), fabric).model
     disk, folder = tmp_path / "disk", RunFolder(tmp_path / "disk" / "run")
     with small_disk(disk, 4 * 2**20):
         before = checkpointed(run, folder, fabric)
@@ -161,11 +164,11 @@ def test_a_full_disk_stops_a_training_and_leaves_its_checkpoint(tmp_path, fabric
             while file.write(bytes(4096)):
                 pass
         with pytest.raises(CalgpError, match=r"Cannot write in .*: No space left on device"):
-            train(run, folder, fabric, resume=True, checkpoint_seconds=0.0)
+            train_run(run, folder, fabric, resume=True, checkpoint_seconds=0.0)
         assert (folder.path / "checkpoint.safetensors").read_bytes() == before
         assert not list(folder.path.glob(f".*{PART}"))
         filling.unlink()
-        resumed = train(run, folder, fabric, resume=True)
+        resumed = train_run(run, folder, fabric, resume=True).model
     assert all(value.equal(resumed.state_dict()[key]) for key, value in whole.state_dict().items())
 
 
@@ -186,7 +189,7 @@ def test_a_file_size_limit_stops_a_training_and_leaves_its_checkpoint(tmp_path, 
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
     try:
         with pytest.raises(CalgpError, match=r"Cannot write in .*: File too large"):
-            train(run, folder, fabric, resume=True, checkpoint_seconds=0.0)
+            train_run(run, folder, fabric, resume=True, checkpoint_seconds=0.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -204,20 +207,20 @@ def test_a_read_only_file_system_is_refused(trained, tmp_path, fabric):
     with small_disk(tmp_path / "disk", 4 * 2**20):
         copy = RunFolder(tmp_path / "disk" / "run")
         copy.create(trained.card())
-        copy.write_tensors("model.safetensors", trained.tensors("model.safetensors"))
+        copy.write_tensors("model.safetensors", tensors(trained, "model.safetensors"))
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
-        for write in (lambda: evaluate(copy, fabric, samples=1), lambda: train(small(), copy, fabric)):
+        for write in (lambda: evaluate(copy, fabric, passes=1), lambda: train_run(small(), copy, fabric)):
             with pytest.raises(CalgpError, match=r"Cannot write in .*: Read-only file system"):
                 write()
         with pytest.raises(CalgpError, match="Read-only file system"):
-            train(small(), RunFolder(tmp_path / "disk" / "new"), fabric)
+            train_run(small(), RunFolder(tmp_path / "disk" / "new"), fabric)
         assert sorted(os.listdir(copy.path)) == ["model.safetensors", "run.json"]
 
 
 def test_a_directory_where_nothing_can_be_made_is_refused(fabric):
     """/proc takes no new files, of anybody."""
     with pytest.raises(CalgpError, match="Cannot write in /proc"):
-        train(small(), RunFolder("/proc/run"), fabric)
+        train_run(small(), RunFolder("/proc/run"), fabric)
 
 
 # the log -------------------------------------------------------------------------------------------------------------
@@ -227,19 +230,19 @@ def test_resuming_cuts_the_log_to_the_checkpoint_and_ends_with_the_same(tmp_path
     """Lines after the checkpoint, and one that was cut off by a kill, do not stay; sums between two lines go on."""
     run = small(steps=44, holdout=0.2)
     whole, folder = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
-    train(run, whole, fabric)
+    train_run(run, whole, fabric)
 
     def interrupt(step):
         if step.step == 25:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(CalgpError, match="step 25"):
-        train(run, folder, fabric, watch=interrupt)
-    folder.append_log({"kind": "train", "step": 40, "nll": 7.0})
-    folder.append_log({"kind": "skipped", "step": 33, "why": "a step that was then not saved"})
+        train_run(run, folder, fabric, watch=interrupt)
+    folder.append_log(TrainRecord("train", 40, nll=7.0, kl=0.0, rate=0.1))
+    folder.append_log(NoteRecord("skipped", 33, "a step that was then not saved"))
     with (folder.path / "log.jsonl").open("a") as file:
         file.write('{"kind": "tra')
-    train(run, folder, fabric, resume=True)
+    train_run(run, folder, fabric, resume=True)
     assert [timeless(line) for line in lines(folder)] == [timeless(line) for line in lines(whole)]
 
 
@@ -257,27 +260,27 @@ def timeless(line):
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_training_killed_before_its_first_checkpoint_starts_again(tmp_path, fabric, resume):
     run, folder = small(steps=4), RunFolder(tmp_path / "run")
-    whole = train(run, folder, fabric)
+    whole = train_run(run, folder, fabric).model
     folder.remove("model.safetensors")
-    again = train(run, folder, fabric, resume=resume)
+    again = train_run(run, folder, fabric, resume=resume).model
     assert all(value.equal(again.state_dict()[key]) for key, value in whole.state_dict().items())
 
 
 def test_a_folder_begun_by_another_run_is_not_taken(tmp_path, fabric):
     folder = RunFolder(tmp_path / "run")
-    train(small(steps=1), folder, fabric)
+    train_run(small(steps=1), folder, fabric)
     folder.remove("model.safetensors")
     with pytest.raises(CalgpError, match="already holds a run"):
-        train(small(steps=1, seed=7), folder, fabric)
+        train_run(small(steps=1, seed=7), folder, fabric)
 
 
 def test_a_training_killed_between_the_model_and_the_end_is_ended(trained, tmp_path, fabric):
     run, folder = small(steps=4), RunFolder(tmp_path / "run")
     checkpointed(run, folder, fabric)
     checkpoint = (folder.path / "checkpoint.safetensors").read_bytes()
-    whole = train(run, folder, fabric, resume=True)
+    whole = train_run(run, folder, fabric, resume=True).model
     write_whole(folder.path / "checkpoint.safetensors", checkpoint)
-    again = train(run, folder, fabric, resume=True)
+    again = train_run(run, folder, fabric, resume=True).model
     assert all(value.equal(again.state_dict()[key]) for key, value in whole.state_dict().items())
     assert not folder.interrupted
 
@@ -285,12 +288,13 @@ def test_a_training_killed_between_the_model_and_the_end_is_ended(trained, tmp_p
 def test_resuming_elsewhere_is_written_down(tmp_path, fabric):
     run, folder = small(steps=4), RunFolder(tmp_path / "run")
     checkpointed(run, folder, fabric)
-    assert "resumed" not in folder.card().environment
+    assert folder.card().environment.resumed == ()
     card = json.loads((folder.path / "run.json").read_text())
     card["environment"]["threads"] = 64
     write_whole(folder.path / "run.json", json.dumps(card).encode())
-    train(run, folder, fabric, resume=True)
+    train_run(run, folder, fabric, resume=True)
     environment = folder.card().environment
-    assert environment["threads"] == 64
-    assert [place["threads"] for place in environment["resumed"]] != [64]
-    assert environment["precision"] == "32-true" and environment["device"] == "cpu"
+    assert environment.threads == 64
+    (place,) = environment.resumed
+    assert place.threads != 64 and place == replace(environment, threads=place.threads).arithmetic()
+    assert environment.precision == "32-true" and environment.device == "cpu"

@@ -1,4 +1,4 @@
-"""The API as a client sees it: forms of pictures, agreement with the command line and Python, streams, problems."""
+"""The API as a client sees it: forms of images, agreement with the command line and Python, streams, problems."""
 
 import base64
 import json
@@ -12,25 +12,25 @@ from PIL import Image
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-import calgp
 from calgp import cli
 from calgp.data import load
-from calgp.runs import RunFolder, decide, decide_files, shipped_run
+from calgp.runs import Classifier, RunFolder
 from calgp.serve import create_app
-from calgp.serve.schemas import Answered, GalleryTold, ModelTold, Problem, Step
+from calgp.serve.schemas import GalleryResponse, ModelResponse, PredictionResponse, Problem, StreamLine
+from folders import decide
 
-from .conftest import RAW, png
+from .conftest import RAW, png, sampled
 
-ROUNDING = 1e-5  # what may differ with the company in a batch: float32 sums in another order
+ROUNDING = 1e-5  # what may differ with the images in a batch: float32 sums in another order
 
 
 def probabilities(response) -> np.ndarray:
     assert response.status_code == 200, response.text
-    told = Answered.model_validate_json(response.content)
-    return np.array([each.probabilities for each in told.predictions])
+    found = PredictionResponse.model_validate_json(response.content)
+    return np.array([each.probabilities for each in found.predictions])
 
 
-def test_all_forms_of_a_picture_give_one_answer(client, digits):
+def test_all_forms_of_an_image_give_one_answer(client, digits):
     address, file = "/v1/predict?samples=4&seed=1", png(digits[0])
     encoded = base64.b64encode(file).decode()
     responses = [
@@ -45,12 +45,23 @@ def test_all_forms_of_a_picture_give_one_answer(client, digits):
 
 
 def test_http_command_line_and_python_agree(client, digits, tmp_path):
-    """Three pictures with S = 6 and seed 5, alone and while others ask for other things."""
+    """Three images with S = 6 and seed 5, in any order, alone and while others ask for other things."""
     for row in range(3):
         Image.fromarray(digits[row]).save(tmp_path / f"{row}.png")
     files = [("images", (path.name, path.read_bytes())) for path in sorted(tmp_path.glob("*.png"))]
-    python = calgp.predict(shipped_run().model(), torch.from_numpy(digits[:3, None]).float() / 255, samples=6, seed=5)
-    command = ["predict", "shipped", str(tmp_path), "-S", "6", "--seed", "5", "--json", "--device", "cpu"]
+    python = sampled().predict(torch.from_numpy(digits[:3, None]).float() / 255, passes=6, seed=5)
+    command = [
+        "predict",
+        str(sampled().folder.path),
+        str(tmp_path),
+        "-S",
+        "6",
+        "--seed",
+        "5",
+        "--json",
+        "--device",
+        "cpu",
+    ]
     rows = json.loads(CliRunner().invoke(cli.app, command).stdout)
     by_command = np.array([[row["probabilities"][name] for name in "0123456789"] for row in rows])
 
@@ -65,26 +76,28 @@ def test_http_command_line_and_python_agree(client, digits, tmp_path):
         by_http = [probabilities(client.post("/v1/predict?samples=6&seed=5", files=files)), *pool.map(ask, range(12))]
     for found in [by_command, *by_http]:
         np.testing.assert_allclose(found, python.probs.numpy(), rtol=0, atol=ROUNDING)
-    alone = probabilities(client.post("/v1/predict?samples=6&seed=5", files=files[:1]))
-    np.testing.assert_allclose(alone[0], python.probs[0].numpy(), rtol=0, atol=ROUNDING)
+    turned = probabilities(client.post("/v1/predict?samples=6&seed=5", files=files[::-1]))
+    np.testing.assert_allclose(turned[::-1], python.probs.numpy(), rtol=0, atol=ROUNDING)
+    alone = probabilities(client.post("/v1/predict?samples=6&seed=5", files=files[2:]))
+    np.testing.assert_allclose(alone[0], python.probs[2].numpy(), rtol=0, atol=ROUNDING)
 
 
-def test_the_parts_of_doubt_add_up(client, digits):
+def test_the_parts_of_the_uncertainty_add_up(client, digits):
     response = client.post("/v1/predict?samples=20", files=[("images", png(each)) for each in digits[:4]])
-    for each in Answered.model_validate_json(response.content).predictions:
+    for each in PredictionResponse.model_validate_json(response.content).predictions:
         p = np.array(each.probabilities)
         assert each.label == str(p.argmax()) and each.confidence == p.max()
         assert each.entropy == pytest.approx(-(p[p > 0] * np.log(p[p > 0])).sum(), abs=1e-5)
         assert each.aleatoric + each.epistemic == pytest.approx(each.entropy, abs=1e-5)
         np.testing.assert_allclose(np.array(each.monte_carlo_error) * 20**0.5, each.spread, rtol=1e-5, atol=1e-9)
-        assert (each.samples, each.settled, each.conformal_set, each.abstain) == (20, None, None, None)
+        assert (each.samples, each.label_is_decided, each.conformal_set, each.abstain) == (20, None, None, None)
 
 
 def test_a_stream_ends_with_what_one_answer_would_say(client, digits):
     files = [("images", png(each)) for each in digits[:2]]
     response = client.post("/v1/predict/stream?samples=10&every=4&draws=true", files=files)
     assert response.headers["content-type"] == "application/x-ndjson"
-    steps = [Step.model_validate_json(line) for line in response.text.splitlines()]
+    steps = [StreamLine.model_validate_json(line) for line in response.text.splitlines()]
     assert [(step.samples, step.done, step.total) for step in steps] == [(4, False, 10), (8, False, 10), (10, True, 10)]
     whole = probabilities(client.post("/v1/predict?samples=10", files=files))
     np.testing.assert_allclose([each.probabilities for each in steps[-1].predictions], whole, rtol=0, atol=ROUNDING)
@@ -93,62 +106,64 @@ def test_a_stream_ends_with_what_one_answer_would_say(client, digits):
         assert draws.shape == (10, 10)
         np.testing.assert_allclose(draws.mean(0), whole[row], rtol=0, atol=ROUNDING)
     quiet = client.post("/v1/predict/stream?samples=10", files=files).text.splitlines()
-    assert len(quiet) == 10 and all(Step.model_validate_json(line).draws is None for line in quiet)
+    assert len(quiet) == 10 and all(StreamLine.model_validate_json(line).draws is None for line in quiet)
 
 
-def test_sampling_stops_when_the_label_is_settled(client, digits):
+def test_sampling_stops_when_the_label_is_decided(client, digits):
     """Whoever else is in the batch: easy digits need 16 samples, white noise more than 32."""
     noise = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
     files = [("images", png(each)) for each in (digits[0], noise)]
-    told = Answered.model_validate_json(client.post("/v1/predict?samples=32&error=0.01", files=files).content)
-    easy, hard = told.predictions
-    assert easy.settled and easy.samples == 16
-    assert not hard.settled and hard.samples == 32
+    found = PredictionResponse.model_validate_json(
+        client.post("/v1/predict?samples=32&error=0.01", files=files).content
+    )
+    easy, hard = found.predictions
+    assert easy.label_is_decided and easy.samples == 16
+    assert not hard.label_is_decided and hard.samples == 32
     alone = probabilities(client.post("/v1/predict?samples=16", content=png(digits[0]), headers=RAW))
     np.testing.assert_allclose(easy.probabilities, alone[0], rtol=0, atol=ROUNDING)
     last = client.post("/v1/predict/stream?samples=32&error=0.01&every=7", files=files).text.splitlines()[-1]
-    assert [each.samples for each in Step.model_validate_json(last).predictions] == [16, 32]
+    assert [each.samples for each in StreamLine.model_validate_json(last).predictions] == [16, 32]
 
 
-def test_the_model_tells_of_itself(client):
-    told = ModelTold.model_validate_json(client.get("/v1/model").content)
-    assert told.classes == list("0123456789") and told.random and told.limits.samples == 1000
-    inside, outside = told.evaluations
+def test_the_model_is_described(client):
+    found = ModelResponse.model_validate_json(client.get("/v1/model").content)
+    assert found.classes == list("0123456789") and found.random and found.limits.samples == 1000
+    inside, outside = found.evaluations
     assert inside.source == "digits" and sum(inside.reliability.count) == inside.n == 1000
     assert outside.outside and outside.reliability is None and outside.ood["entropy"]["auroc"]["value"] > 0.8
 
 
 def test_the_gallery_is_in_order(client):
-    told = GalleryTold.model_validate_json(client.get("/v1/gallery").content)
-    assert len(told.most_certain) == len(told.least_certain) == 12
-    assert max(each.entropy for each in told.most_certain) < min(each.entropy for each in told.least_certain)
-    assert all(each.wrong and each.picture.startswith("data:image/png") for each in told.confidently_wrong)
+    found = GalleryResponse.model_validate_json(client.get("/v1/gallery").content)
+    assert len(found.most_certain) == len(found.least_certain) == 12
+    assert max(each.entropy for each in found.most_certain) < min(each.entropy for each in found.least_certain)
+    assert all(each.wrong and each.image.startswith("data:image/png") for each in found.confidently_wrong)
 
 
 def test_decisions_are_those_of_the_command_line(digits, tmp_path):
-    folder = RunFolder(shutil.copytree(shipped_run().path, tmp_path / "run"))
+    folder = RunFolder(shutil.copytree(sampled().folder.path, tmp_path / "run"))
     held_out = load("digits", "test").take(torch.arange(200, 400))
-    decide(folder, held_out=held_out, samples=4, error=0.2, confidence=0.8, coverage=0.99)
+    decide(folder, held_out=held_out, passes=4, error=0.2, confidence=0.8, coverage=0.99)
     noise = np.random.default_rng(0).integers(0, 256, (28, 28), np.uint8)
-    pictures = [png(each) for each in (*digits[:3], noise)]
-    for place, content in enumerate(pictures):
+    images = [png(each) for each in (*digits[:3], noise)]
+    for place, content in enumerate(images):
         (tmp_path / f"{place}.png").write_bytes(content)
-    with TestClient(create_app(folder), base_url="http://localhost") as client:
-        response = client.post("/v1/predict?samples=5", files=[("images", each) for each in pictures])
-        told = Answered.model_validate_json(response.content).predictions
+    classifier = Classifier.load(folder, fabric=sampled().fabric)
+    with TestClient(create_app(classifier), base_url="http://localhost") as client:
+        response = client.post("/v1/predict?samples=5", files=[("images", each) for each in images])
+        found = PredictionResponse.model_validate_json(response.content).predictions
         assert client.get("/v1/model").json()["decisions"]["sets"]["coverage"] == 0.99
-    _, _, decided = decide_files(folder, [tmp_path / f"{place}.png" for place in range(4)], samples=5)
-    assert [each.abstain for each in told] == decided["abstained"].tolist() and told[-1].abstain is not None
-    wanted = [[str(q) for q in range(10) if row[q]] for row in decided["sets"].tolist()]
-    assert [each.conformal_set for each in told] == wanted and len(wanted[-1]) > 1
+    expected = classifier.predict([tmp_path / f"{place}.png" for place in range(4)], passes=5)
+    assert [each.abstain for each in found] == expected.abstains.tolist() and found[-1].abstain is not None
+    assert [each.conformal_set for each in found] == expected.class_sets and len(expected.class_sets[-1]) > 1
 
 
-def test_health_and_meters(client, digits):
+def test_health_and_metrics(client, digits):
     assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
     client.post("/v1/predict?samples=3", content=png(digits[0]), headers=RAW)
-    told = client.get("/metrics").text
-    assert 'calgp_requests_total{path="/v1/predict",status="200"}' in told
-    assert "calgp_queue_images 0.0" in told and "calgp_entropy_nats_bucket" in told
+    found = client.get("/metrics").text
+    assert 'calgp_requests_total{path="/v1/predict",status="200"}' in found
+    assert "calgp_queue_images 0.0" in found and "calgp_entropy_nats_bucket" in found
 
 
 @pytest.mark.parametrize(
@@ -181,22 +196,22 @@ def test_health_and_meters(client, digits):
         (413, {"content": iter([b"0" * 2**20] * 5), "headers": RAW}),
     ],
 )  # fmt: skip
-def test_whatever_is_wrong_is_told_as_a_problem(client, status, request_):
+def test_whatever_is_wrong_is_a_problem(client, status, request_):
     response = client.request(**{"method": "POST", "url": "/v1/predict"} | request_)
-    told = Problem.model_validate_json(response.content)
-    assert (response.status_code, told.status) == (status, status), response.text
+    found = Problem.model_validate_json(response.content)
+    assert (response.status_code, found.status) == (status, status), response.text
     assert response.headers["content-type"] == "application/problem+json"
     assert "Traceback" not in response.text and "0x" not in response.text and "passwd" not in response.text
 
 
-def test_only_the_decoders_that_are_needed_see_a_picture(client, digits, tmp_path):
+def test_only_the_decoders_that_are_needed_see_an_image(client, digits, tmp_path):
     for suffix, status in (("png", 200), ("jpeg", 200), ("webp", 200), ("bmp", 422), ("gif", 422), ("tiff", 422)):
         Image.fromarray(digits[0]).save(file := tmp_path / f"digit.{suffix}")
         response = client.post("/v1/predict?samples=1", content=file.read_bytes(), headers=RAW)
         assert response.status_code == status, suffix
 
 
-def test_a_picture_that_unfolds_to_too_much_is_refused_before_it_unfolds(client):
+def test_an_image_that_unfolds_to_too_much_is_refused_before_it_unfolds(client):
     bomb = png(np.zeros((6000, 6000), np.uint8))  # 36 million pixels in 35 kB
     assert len(bomb) < 50_000
     response = client.post("/v1/predict", content=bomb, headers=RAW)

@@ -1,39 +1,39 @@
-"""The thread that owns the model: company changes no answer, the queue has an end, nothing accepted is lost."""
+"""The thread that owns the model: a batch changes no answer, the queue is bounded, nothing accepted is lost."""
 
+import ctypes
 import queue
 import threading
 import time
 
 import pytest
 import torch
-from lightning_fabric import Fabric
 
-from calgp.gp import predict
-from calgp.runs import shipped_run
-from calgp.runs.evaluation import Predictor
-from calgp.serve.batching import LOOK, Job, Refused, Worker, model_cost
+from calgp.serve import batching
+from calgp.serve.batching import CHECK_EVERY, MOST_UNREAD, Job, ModelDied, Progress, Refused, Worker
 from calgp.serve.limits import Limits
+from calgp.serve.model import ServedModel
 
-ROUNDING = 1e-5  # what may differ with the company in a batch: float32 sums in another order
+from .conftest import sampled
+
+ROUNDING = 1e-5  # what may differ with the size of a batch: float32 sums in another order
 
 
 @pytest.fixture(scope="module")
-def predictor():
-    return Predictor.of(shipped_run(), Fabric(accelerator="cpu", devices=1), None)
+def model():
+    return ServedModel(sampled())
 
 
 @pytest.fixture
-def work(predictor):
-    """Makes workers, which hear what they do, and closes them."""
+def work(model):
+    """Makes workers, whose turns are noted, and closes them."""
     workers = []
 
-    def make(turns: list | None = None, **limits) -> Worker:
+    def make(turns: list | None = None, on_death=lambda: None, **limits) -> Worker:
         def observe(*turn):
             if turns is not None:
                 turns.append(turn)
 
-        cost = model_cost(predictor.model, (1, 28, 28))
-        workers.append(Worker(predictor, cost, Limits(**limits), observe=observe))
+        workers.append(Worker(model, Limits(**limits), observe=observe, on_death=on_death))
         return workers[-1]
 
     yield make
@@ -41,29 +41,31 @@ def work(predictor):
         worker.close()
 
 
-def asked(digits, *, samples=4, seed=0, seconds=30.0, **options) -> tuple[Job, queue.Queue]:
-    heard: queue.Queue = queue.Queue()
-    pictures = torch.from_numpy(digits[:, None])
-    return Job(pictures, samples, seed, time.monotonic() + seconds, heard.put, **options), heard
+def make_job(digits, *, samples=4, seed=0, seconds=30.0, **options) -> tuple[Job, queue.Queue]:
+    """A job and the queue in which its reports arrive."""
+    reports: queue.Queue = queue.Queue()
+    images = torch.from_numpy(digits[:, None])
+    return Job(images, samples, seed, time.monotonic() + seconds, reports.put, **options), reports
 
 
-def probs(heard: queue.Queue) -> torch.Tensor:
-    told = heard.get(timeout=20)
-    assert not isinstance(told, Exception), told
-    return torch.tensor([answer.probabilities for answer in told.answers])
+def probs(reports: queue.Queue) -> torch.Tensor:
+    report = reports.get(timeout=20)
+    assert isinstance(report, Progress), report
+    return torch.tensor([answer.probabilities for answer in report.answers])
 
 
-def test_company_changes_no_answer_and_jobs_of_one_seed_share_turns(work, predictor, digits):
+def test_a_batch_changes_no_answer_and_jobs_of_one_seed_share_turns(work, digits):
     turns: list = []
     worker = work(turns, wait=0.5, batch=12)
+    classifier = sampled()
     asking = [(digits[row : row + 1 + row % 3], 3 + row % 4, row % 2) for row in range(12)]
-    jobs = [asked(part, samples=samples, seed=seed) for part, samples, seed in asking]
+    jobs = [make_job(part, samples=samples, seed=seed) for part, samples, seed in asking]
     for job, _ in jobs:
         worker.submit(job)
-    for (part, samples, seed), (_, heard) in zip(asking, jobs, strict=True):
+    for (part, samples, seed), (_, reports) in zip(asking, jobs, strict=True):
         x = torch.from_numpy(part[:, None]).float() / 255
-        wanted = predict(predictor.model, x, samples=samples, seed=seed).probs
-        torch.testing.assert_close(probs(heard), wanted, rtol=0, atol=ROUNDING)
+        wanted = classifier.predict(x, passes=samples, seed=seed).probs
+        torch.testing.assert_close(probs(reports), wanted, rtol=0, atol=ROUNDING)
     worker.close()
     assert sum(images * samples for images, samples, _ in turns) == sum(len(p) * s for p, s, _ in asking)
     assert max(images for images, _, _ in turns) > 6
@@ -74,11 +76,11 @@ def test_a_batch_is_no_larger_than_its_samples_allow(work, digits):
     turns: list = []
     worker = work(turns, wait=0.5)
     worker.fit = 20
-    jobs = [asked(digits[:1], samples=8) for _ in range(6)]
+    jobs = [make_job(digits[:1], samples=8) for _ in range(6)]
     for job, _ in jobs:
         worker.submit(job)
-    for _, heard in jobs:
-        probs(heard)
+    for _, reports in jobs:
+        probs(reports)
     worker.close()
     assert [(images, samples) for images, samples, _ in turns] == [(2, 8)] * 3
 
@@ -86,78 +88,154 @@ def test_a_batch_is_no_larger_than_its_samples_allow(work, digits):
 def test_a_long_job_does_not_keep_others_waiting(work, digits):
     worker = work(wait=0)
     worker.fit = 8
-    long, long_heard = asked(digits[:1], samples=400)
+    long, long_reports = make_job(digits[:1], samples=400)
     worker.submit(long)
     for _ in range(3):
-        job, heard = asked(digits[:1], samples=2)
+        job, reports = make_job(digits[:1], samples=2)
         worker.submit(job)
-        probs(heard)
-    assert long_heard.empty()
-    assert probs(long_heard).shape == (1, 10)
+        probs(reports)
+    assert long_reports.empty()
+    assert probs(long_reports).shape == (1, 10)
 
 
-def test_looks_are_at_fixed_samples_whatever_the_company(work, digits):
+def test_labels_are_checked_at_fixed_samples_whatever_else_is_in_the_batch(work, digits):
     worker = work(wait=0.3)
-    adaptive, heard = asked(digits[:4], samples=100, error=0.01)
-    other, other_heard = asked(digits[:1], samples=13)
+    adaptive, reports = make_job(digits[:4], samples=100, error=0.01)
+    other, other_reports = make_job(digits[:1], samples=13)
     for job in (adaptive, other):
         worker.submit(job)
-    told = heard.get(timeout=20).answers
-    other_heard.get(timeout=20)
-    assert all(answer.samples % LOOK == 0 for answer in told if answer.settled)
-    alone, alone_heard = asked(digits[:4], samples=100, error=0.01)
+    first = reports.get(timeout=20).answers
+    other_reports.get(timeout=20)
+    assert all(answer.samples % CHECK_EVERY == 0 for answer in first if answer.label_is_decided)
+    alone, alone_reports = make_job(digits[:4], samples=100, error=0.01)
     worker.submit(alone)
-    again = alone_heard.get(timeout=20).answers
-    assert [answer.samples for answer in again] == [answer.samples for answer in told]
+    again = alone_reports.get(timeout=20).answers
+    assert [answer.samples for answer in again] == [answer.samples for answer in first]
 
 
 def test_what_is_too_much_is_refused_at_once(work, digits):
     worker = work(queue=3, wait=1.0)
-    accepted = [asked(digits[:1]) for _ in range(3)]
+    accepted = [make_job(digits[:1]) for _ in range(3)]
     for job, _ in accepted:
         worker.submit(job)
     with pytest.raises(Refused, match="waiting"):
-        worker.submit(asked(digits[:1])[0])
-    for _, heard in accepted:
-        probs(heard)
-    job, heard = asked(digits[:5])  # larger than the queue, but alone
+        worker.submit(make_job(digits[:1])[0])
+    for _, reports in accepted:
+        probs(reports)
+    job, reports = make_job(digits[:5])  # larger than the queue, but alone
     worker.submit(job)
-    assert probs(heard).shape == (5, 10)
+    assert probs(reports).shape == (5, 10)
 
 
-def test_what_nobody_waits_for_is_let_go(work, digits):
+def test_what_nobody_waits_for_is_dropped(work, digits):
     worker = work(wait=0)
-    late, late_heard = asked(digits[:1], seconds=-1.0)
-    gone, gone_heard = asked(digits[:1])
+    late, late_reports = make_job(digits[:1], seconds=-1.0)
+    gone, gone_reports = make_job(digits[:1])
     gone.cancelled = True
     for job in (late, gone):
         worker.submit(job)
-    assert isinstance(late_heard.get(timeout=20), TimeoutError)
-    assert isinstance(gone_heard.get(timeout=20), TimeoutError)
+    assert isinstance(late_reports.get(timeout=20), TimeoutError)
+    assert isinstance(gone_reports.get(timeout=20), TimeoutError)
     worker.close()
     assert worker.queued == 0
 
 
 def test_a_batch_that_fails_takes_nobody_with_it(work, digits, caplog):
     worker = work(wait=0)
-    bad, bad_heard = asked(digits[:1])
-    bad.pictures = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)  # the model takes one channel
+    bad, bad_reports = make_job(digits[:1])
+    bad.images = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)  # the model takes one channel
     worker.submit(bad)
-    assert isinstance(bad_heard.get(timeout=20), Exception)
-    good, good_heard = asked(digits[:1])
+    assert isinstance(bad_reports.get(timeout=20), Exception)
+    good, good_reports = make_job(digits[:1])
     worker.submit(good)
-    assert probs(good_heard).shape == (1, 10)
+    assert probs(good_reports).shape == (1, 10)
 
 
 def test_closing_finishes_what_was_accepted(work, digits):
     worker = work(wait=5.0)
-    jobs = [asked(digits[:1], samples=20, seed=seed) for seed in range(5)]
+    jobs = [make_job(digits[:1], samples=20, seed=seed) for seed in range(5)]
     for job, _ in jobs:
         worker.submit(job)
     closing = threading.Thread(target=worker.close)
     closing.start()
-    assert all(probs(heard).shape == (1, 10) for _, heard in jobs)
+    assert all(probs(reports).shape == (1, 10) for _, reports in jobs)
     closing.join(20)
     with pytest.raises(Refused, match="shutting down"):
-        worker.submit(asked(digits[:1])[0])
-    assert not worker.alive
+        worker.submit(make_job(digits[:1])[0])
+    assert not worker.ready
+
+
+def test_a_cancelled_job_frees_its_place_at_once(work, digits):
+    worker = work(wait=5.0, queue=2)
+    waiting, _ = make_job(digits[:2])
+    worker.submit(waiting)
+    worker.cancel(waiting)
+    assert worker.queued == 0 and worker.backlog == 0
+    running, _ = make_job(digits[:1], samples=100_000, step=1)
+    worker.submit(running)
+    while not running.sent:
+        time.sleep(0.01)
+    worker.cancel(running)
+    assert worker.queued == 0
+    job, reports = make_job(digits[:2])
+    worker.submit(job)
+    assert probs(reports).shape == (2, 10)
+
+
+def test_a_client_that_takes_no_reports_gets_no_more(work, digits):
+    worker = work(wait=0)
+    job, reports = make_job(digits[:1], samples=60, step=2, draws=True)
+    worker.submit(job)
+    while (report := reports.get(timeout=20)) and not report.done:
+        pass
+    assert job.sent == MOST_UNREAD and job.taken == 0
+    drawn = report.draws[0]  # all since the last report: no sample is lost
+    assert drawn.shape == (60 - 2 * MOST_UNREAD, 10)
+    whole, other = make_job(digits[:1], samples=60)
+    worker.submit(whole)
+    torch.testing.assert_close(probs(other)[0].double(), torch.tensor(report.answers[0].probabilities).double())
+
+
+def test_the_memory_of_single_samples_is_bounded(work, digits, monkeypatch):
+    monkeypatch.setattr(batching, "KEPT", 1000)
+    worker = work(wait=1.0)
+    first, reports = make_job(digits[:1], samples=200, error=0.01)  # alone it may have more: 2,000
+    worker.submit(first)
+    with pytest.raises(Refused, match="memory"):
+        worker.submit(make_job(digits[:1], samples=8, error=0.01)[0])
+    other, others = make_job(digits[:1])  # one that keeps nothing is welcome
+    worker.submit(other)
+    assert probs(reports).shape == probs(others).shape == (1, 10)
+
+
+def kill(thread: threading.Thread) -> None:
+    """End a thread by an exception that is no Exception, at whatever it does."""
+    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+    assert raised == 1
+
+
+def test_the_thread_does_not_die_silently(work, digits, caplog):
+    died = threading.Event()
+    worker = work(on_death=died.set, wait=0)
+    jobs = [make_job(digits[:1], samples=100_000, seed=seed, step=1) for seed in range(3)]
+    for job, _ in jobs:
+        worker.submit(job)
+    while not jobs[0][0].sent:
+        time.sleep(0.01)
+    assert worker.healthy and worker.ready
+    kill(worker._thread)
+    assert died.wait(20)
+    assert not worker.healthy and not worker.ready and worker.queued == 0
+    for _, reports in jobs:
+        while isinstance(report := reports.get(timeout=20), Progress):
+            pass
+        assert isinstance(report, ModelDied)
+    with pytest.raises(Refused, match="failed"):
+        worker.submit(make_job(digits[:1])[0])
+    assert "The model's thread died" in caplog.text
+
+
+def test_a_turn_that_never_ends_is_no_good_health(work, digits):
+    worker = work(wait=0, seconds=0.05)
+    worker._turn_began = time.monotonic() - 1
+    assert not worker.healthy and not worker.ready

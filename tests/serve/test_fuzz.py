@@ -17,14 +17,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from calgp.runs import shipped_run
 from calgp.serve import Limits, create_app
 
-from .conftest import RAW, png
+from .conftest import RAW, png, sampled
 
 SECONDS = 10.0  # no answer may take longer; the server itself gives up before
 QUICK = {"deadline": None, "derandomize": True, "database": None}
-APP = create_app(shipped_run(), hosts=None, limits=Limits(samples=3, images=4, seconds=SECONDS / 2))
+APP = create_app(sampled(), hosts=None, limits=Limits(samples=3, images=4, seconds=SECONDS / 2))
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
 
 
@@ -49,19 +48,19 @@ def test_every_answer_is_as_the_document_says(label):
     assert {200, 422} <= seen if "predict" in label else seen == {200}
 
 
-def picture(kind: str) -> bytes:
+def image(kind: str) -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.arange(144, dtype=np.uint8).reshape(12, 12)).save(file, kind)
     return file.getvalue()
 
 
-PICTURES = [picture(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF")]
+IMAGES = [image(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF")]
 BOUNDARY = b"frontier"
 FORM = b'--frontier\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n%s\r\n--frontier--\r\n'
 BODIES = [
-    *((content, "image/png") for content in PICTURES),
-    *((FORM % content, "multipart/form-data; boundary=frontier") for content in PICTURES[:3]),
-    *((b'{"images":[{"base64":"%s"}]}' % base64.b64encode(each), "application/json") for each in PICTURES[:3]),
+    *((content, "image/png") for content in IMAGES),
+    *((FORM % content, "multipart/form-data; boundary=frontier") for content in IMAGES[:3]),
+    *((b'{"images":[{"base64":"%s"}]}' % base64.b64encode(each), "application/json") for each in IMAGES[:3]),
     (b'{"images":[{"grey":[[1,2],[3,4]]},{"rgb":[[[1,2,3]]]}]}', "application/json"),
 ]
 

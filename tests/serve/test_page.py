@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import socket
-import threading
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 
-from calgp.runs import RunFolder, shipped_run
-from calgp.serve import create_app
+from calgp.runs import Classifier, RunFolder, load
 from chromium import Browser, Page
+
+from .conftest import sampled, serving
+from .test_model import trained
 
 pytestmark = pytest.mark.slow
 
@@ -44,26 +41,6 @@ DRAWN: dict[str, Strokes] = {
 }
 
 
-@contextmanager
-def serving(folder: RunFolder, **options):
-    """The address of a server in a thread of this process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    app = create_app(folder, threads=1, **options)
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, ws="none"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.02)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     browser = Browser(tmp_path_factory.mktemp("chromium") / "profile")
@@ -73,7 +50,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(browser):
-    with serving(shipped_run()) as address:
+    with serving(sampled()) as address:
         yield address
 
 
@@ -98,7 +75,7 @@ def visit(browser, address):
 def answer(page: Page) -> dict:
     """What the page says, once all samples are there."""
     page.until(DONE)
-    entropy = page.text("#doubt-says").split()[1]
+    entropy = page.text("#uncertainty-says").split()[1]
     return {"says": page.text("#says"), "why": page.text("#why"), "entropy": float(entropy)}
 
 
@@ -112,23 +89,31 @@ def test_digits_are_known_and_letters_are_not(visit):
     page = visit()
     digits = {name: draw(page, name) for name in "037"}
     letters = {name: draw(page, name) for name in "WX"}
-    for name, told in digits.items():
-        assert told["says"].startswith(name) and "sure" in told["says"], (name, told)
-    for name, told in letters.items():
-        assert told["says"] == "I don’t know", (name, told)
-        assert "Its best guess is" in told["why"]
-    # visibly: ten times the doubt, and of the width of the figure (2.3 nats) a fifth against next to nothing
+    for name, said in digits.items():
+        assert said["says"].startswith(name) and "sure" in said["says"], (name, said)
+    for name, said in letters.items():
+        assert said["says"] == "I don’t know", (name, said)
+        assert "Best guess: " in said["why"]
+    # visibly: ten times the entropy, and of the width of the figure (2.3 nats) a fifth against next to nothing
     most, least = max(d["entropy"] for d in digits.values()), min(d["entropy"] for d in letters.values())
     assert least > 10 * most and least > 0.46 and most < 0.05, (digits, letters)
-    width = "document.querySelector('#doubt-figure .epistemic').getBoundingClientRect().width"
+    width = "document.querySelector('#uncertainty-figure .epistemic').getBoundingClientRect().width"
     assert page.evaluate(width) > 10  # pixels, of the last letter
+
+
+def test_the_run_of_the_package_answers_in_one_pass(visit):
+    with serving(load("shipped", fabric=sampled().fabric)) as address:
+        page = visit(address)
+        assert [draw(page, name)["says"][0] for name in "037"] == list("037")
+        assert draw(page, "W")["says"] == "I don’t know"
+        assert page.text("#one-pass") == "Computed in 1 pass."
 
 
 def test_a_drawing_is_prepared_as_mnist_is(visit):
     page = visit()
 
     def prepared(strokes: Strokes) -> np.ndarray:
-        module = "import('/static/pictures.js')"
+        module = "import('/static/images.js')"
         return np.array(page.evaluate(f"{module}.then(({{prepared}}) => prepared({json.dumps(strokes)}))"))
 
     for name in "047X":
@@ -154,9 +139,9 @@ def test_chosen_and_dropped_files_get_the_answer_of_the_api(visit, address, digi
     page = visit()
     for hand_over in (lambda: page.choose("#file", file), lambda: page.drop("#gallery", file)):
         hand_over()
-        told = answer(page)
-        assert told["says"].startswith(sent["label"]) or told["says"] == "I don’t know"
-        assert told["entropy"] == pytest.approx(sent["entropy"], abs=0.006)  # two decimals
+        said = answer(page)
+        assert said["says"].startswith(sent["label"]) or said["says"] == "I don’t know"
+        assert said["entropy"] == pytest.approx(sent["entropy"], abs=0.006)  # two decimals
         cells = page.evaluate(
             "[...document.querySelectorAll('#bars tr td:nth-child(3)')].map(cell => cell.textContent)"
         )
@@ -164,7 +149,7 @@ def test_chosen_and_dropped_files_get_the_answer_of_the_api(visit, address, digi
         assert found == shares
         assert "digit.png" in page.text("#seen-says")
         page.click("#clear")
-        assert page.text("#says") == "Nothing asked yet"
+        assert page.text("#says") == "No image yet"
 
 
 def test_a_dark_digit_on_paper_is_recognised_once_inverted(visit, digits, tmp_path):
@@ -175,12 +160,12 @@ def test_a_dark_digit_on_paper_is_recognised_once_inverted(visit, digits, tmp_pa
     answer(page)
     page.evaluate("document.querySelector('#announced').textContent = ''")  # to wait for what comes next
     page.click("#invert")
-    told = answer(page)
+    said = answer(page)
     plain = tmp_path / "plain.png"
     Image.fromarray(digits[3]).save(plain)
     page.click("#clear")
-    page.choose("#file", plain)  # as it is: the next picture is not inverted
-    assert answer(page) == told
+    page.choose("#file", plain)  # as it is: the next image is not inverted
+    assert answer(page) == said
 
 
 def test_samples_are_seen_to_arrive(visit):
@@ -192,12 +177,12 @@ def test_samples_are_seen_to_arrive(visit):
         new MutationObserver(() => window.announced.push(document.querySelector('#announced').textContent))
             .observe(document.querySelector('#announced'), {childList: true});
     })()""")
-    told = draw(page, "X")
+    said = draw(page, "X")
     seen, announced = page.evaluate("[window.seen, window.announced]")
     assert seen[-1] == 50 and len(set(seen)) > 20 and seen[1:] == sorted(seen[1:])  # the first is the cleared 0
     # a screen reader hears the beginning and the end, not each sample
-    assert [each for each in announced if each] == ["Asking the model.", announced[-1]]
-    assert announced[-1].startswith(told["says"])
+    assert [each for each in announced if each] == ["The model is computing.", announced[-1]]
+    assert announced[-1].startswith(said["says"])
     dots = page.evaluate(
         "[...document.querySelectorAll('#bars .dots')].map(path => path.getAttribute('d').split('M').length - 1)"
     )
@@ -249,7 +234,7 @@ def test_the_keyboard_alone_is_enough(visit):
     assert answer(page)["says"].startswith("7")
     assert page.evaluate("document.querySelector('#pad').getAttribute('aria-label')") == "Drawing pad, 1 stroke"
     page.press("Delete")
-    assert page.text("#says") == "Nothing asked yet"
+    assert page.text("#says") == "No image yet"
 
     page.press("Tab", 6)
     page.press("Enter")  # the least certain test image
@@ -286,16 +271,16 @@ def test_nothing_leaves_the_server(visit, browser, address):
     page.forgive()  # that violation was asked for
 
 
-def test_what_goes_wrong_is_told(visit, tmp_path):
+def test_what_goes_wrong_is_shown(visit, tmp_path):
     file = tmp_path / "notes.png"
-    file.write_text("no picture")
+    file.write_text("no image")
     page = visit()
     page.choose("#file", file)
-    page.until("!document.querySelector('#trouble').hidden")
-    assert "not a picture" in page.text("#trouble")
-    assert page.evaluate("document.querySelector('#trouble').getAttribute('role')") == "alert"
-    told = draw(page, "7")  # and it goes on
-    assert told["says"].startswith("7") and page.evaluate("document.querySelector('#trouble').hidden")
+    page.until("!document.querySelector('#problem').hidden")
+    assert "not an image" in page.text("#problem")
+    assert page.evaluate("document.querySelector('#problem').getAttribute('role')") == "alert"
+    said = draw(page, "7")  # and it goes on
+    assert said["says"].startswith("7") and page.evaluate("document.querySelector('#problem').hidden")
 
 
 def test_reliability_is_that_of_the_bins_around(visit, address):
@@ -318,12 +303,33 @@ def test_reliability_is_that_of_the_bins_around(visit, address):
     assert "between 95" in page.text("#nearest") and f"{counts[-1]} test images" in page.text("#nearest")
 
 
+def test_the_small_image_is_empty_only_where_there_is_none(visit):
+    page = visit()
+    is_empty, black = "document.querySelector('#seen').classList.contains('empty')", "rgb(0, 0, 0)"
+    colour = "getComputedStyle(document.querySelector('#preview')).backgroundColor"
+    assert page.evaluate(is_empty) and page.evaluate(colour) != black and "will appear here" in page.text("#seen-says")
+    draw(page, "3")
+    assert not page.evaluate(is_empty) and page.text("#seen-says").startswith("What the model sees: 28 × 28")
+    page.click("#clear")
+    assert page.evaluate(is_empty)
+
+
+def test_a_model_of_one_pass_says_so_and_has_a_spread(visit, tmp_path):
+    with serving(trained(tmp_path, method="cnn-gp-sorf")) as address:
+        page = visit(address)
+        draw(page, "3")
+        assert page.text("#one-pass") == "Computed in 1 pass."
+        assert page.evaluate("document.querySelector('#samples-row').hidden")
+        assert page.text("#bars td.spread").startswith("±")  # shown, also where it rounds to nothing
+        assert "samples" not in page.text("#answer") and "draws of the last layer" in page.text("#parts")
+
+
 @pytest.fixture
-def bare(tmp_path: Path) -> RunFolder:
+def bare(tmp_path: Path) -> Classifier:
     """A run that was never evaluated."""
     for name in ("run.json", "model.safetensors"):
-        shutil.copy(shipped_run().path / name, tmp_path / name)
-    return RunFolder(tmp_path)
+        shutil.copy(sampled().folder.path / name, tmp_path / name)
+    return Classifier.load(RunFolder(tmp_path), fabric=sampled().fabric)
 
 
 def test_a_run_that_was_not_evaluated_says_so_and_a_token_is_asked_for(visit, bare):
@@ -340,9 +346,9 @@ def test_a_run_that_was_not_evaluated_says_so_and_a_token_is_asked_for(visit, ba
         page.until(READY)
         assert "not been evaluated" in page.text("#reliability")
         assert "not on this machine" in page.text("#galleries")
-        told = draw(page, "0")
-        assert told["says"].startswith("0") and "half of the probability" in told["why"]
-        assert page.text("#nearest").startswith("Not known")
+        said = draw(page, "0")
+        assert said["says"].startswith("0") and "50\u202f% or more" in said["why"]
+        assert page.text("#nearest").startswith("Unknown")
         refused = "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
         assert set(page.troubles) == {refused}  # what the browser notes of any refusal
         page.forgive()

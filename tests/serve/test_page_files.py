@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from calgp.runs import shipped_run
-from calgp.serve.doubts import entropy_percentiles
-from calgp.serve.site import STATIC
+from calgp.serve.app import STATIC
+from calgp.serve.model_info import entropy_percentiles
+
+from .conftest import sampled
 
 FILES = sorted(file for file in STATIC.iterdir() if file.is_file())
 HTML = (STATIC / "index.html").read_text("utf-8")
@@ -46,11 +47,11 @@ def test_scripts_and_page_know_the_same_names():
 
 @pytest.mark.parametrize("source", ["digits", "letters"])
 def test_percentiles_are_those_of_the_predictions(client, source):
-    told = {each["source"]: each["entropy_percentiles"] for each in client.get("/v1/model").json()["evaluations"]}
-    entropy = shipped_run().tensors(f"predictions-{source}.safetensors")["entropy"].numpy()
+    found = {each["source"]: each["entropy_percentiles"] for each in client.get("/v1/model").json()["evaluations"]}
+    entropy = sampled().folder.predictions(source, None, 10)["entropy"].numpy()
     # NumPy's interpolates in another order of operations
-    np.testing.assert_allclose(told[source], np.percentile(entropy.astype(float), range(101)).clip(0), atol=1e-9)
+    np.testing.assert_allclose(found[source], np.percentile(entropy.astype(float), range(101)).clip(0), atol=1e-9)
 
 
 def test_percentiles_are_unknown_where_predictions_were_not_kept():
-    assert entropy_percentiles(shipped_run(), "mnist", None) is None
+    assert entropy_percentiles(sampled(), "mnist", None) is None

@@ -7,12 +7,13 @@ import typer
 from rich.markup import escape
 
 from calgp._version import __version__
-from calgp.cli.experimenting import reproduce, sweep
-from calgp.cli.handing_over import export, report, serve, track
-from calgp.cli.judging import calibrate, compare, decide, ensemble, evaluate, predict, verify
-from calgp.cli.offering import demo, methods, shard, sources
-from calgp.cli.shared import err, out, speaks
-from calgp.cli.training import train
+from calgp.cli.catalog import backbones, methods, shard, sources
+from calgp.cli.demo import demo
+from calgp.cli.deploy import export, report, serve, track
+from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
+from calgp.cli.experiments import reproduce, sweep
+from calgp.cli.shared import err, is_rank_zero, out
+from calgp.cli.train import train
 from calgp.cli.tune import tune
 from calgp.errors import CalgpError, printable
 
@@ -22,24 +23,23 @@ app = typer.Typer(
     name="calgp",
     help="Image classifiers that know when they don't know: deep convolutional Gaussian processes, calibrated.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 COMMANDS = (  # in the order of `calgp --help`
     train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    report, export, track, serve, reproduce, sweep, tune, methods, sources, shard, demo,
+    report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
 
 
 def main() -> None:
-    """Run a command; what a user can mend is told in one sentence."""
+    """Run a command; an error that the user can mend is printed as one sentence."""
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        if not (speaks() or error.alone):
+        if not (is_rank_zero() or error.alone):
             sys.exit(1)
         err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)
@@ -72,16 +72,17 @@ def _know_network(text: str) -> None:
     import pkgutil
     import runpy
 
-    from calgp.nets import BACKBONES, wrap
+    from calgp.nets import BACKBONES
+    from calgp.nets.wrap import wrap
 
     name, equals, place = text.partition("=")
     path, colon, function = place.rpartition(":")
     if not (name and equals and path and colon and function):
         raise CalgpError(
-            f"--network {text!r} is not of the form NAME=FILE.py:FUNCTION or NAME=package.module:FUNCTION."
+            f"Invalid --network {text}: must be NAME=FILE:FUNCTION or NAME=MODULE:FUNCTION, such as mine=nets.py:make."
         )
     try:
         make = runpy.run_path(path)[function] if path.endswith(".py") else pkgutil.resolve_name(place)
     except (OSError, ImportError, AttributeError, KeyError, ValueError) as error:
-        raise CalgpError(f"--network {text!r} cannot be found ({error!r}); check the file and the function.") from None
+        raise CalgpError(f"Invalid --network {text}: must name a function that can be imported ({error!r}).") from None
     BACKBONES[name] = wrap(make, name=name)

@@ -1,46 +1,74 @@
-"""What the commands share: consoles, options, and what turns flags into things."""
+"""What the commands share: consoles, options that are not of a run, devices and run folders."""
 
-import json
 import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, path_error
+from calgp.run import SEED
 
 out = Console()
 err = Console(stderr=True)
 
 # options that several commands share
 DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Where image sets lie; else $CALGP_DATA, else the user's cache.")
+    Path | None,
+    typer.Option("--data", help="The folder of image sets.", show_default="$CALGP_DATA, else the user's cache"),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
 DevicesOption = Annotated[
     int, typer.Option("--devices", help="So many processes of this machine, one a device; see docs/scaling.md.")
 ]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores unless given.")]
-SamplesOption = Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks to average over.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads.", show_default="all cores")]
+PassesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--passes",
+        "-S",
+        help="Of the network, a sample each.",
+        show_default="1 where the last layer is integrated, else 50",
+    ),
+]
+PredictionEngineOption = Annotated[
+    Literal["moments", "samples"] | None,
+    typer.Option(
+        "--engine", help="moments (last layer integrated) or samples (Monte Carlo).", show_default="as trained"
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 UncalibratedOption = Annotated[
     bool, typer.Option("--uncalibrated", help="The probabilities as trained, though the run has been calibrated.")
 ]
 JobsOption = Annotated[
-    int | None, typer.Option(help="Runs at a time, in processes of one thread each; 1, or with Ray one a core.")
+    int | None,
+    typer.Option(help="Runs at a time, in processes of one thread each.", show_default="1; with Ray one a core"),
 ]
 EngineOption = Annotated[str, typer.Option(help="Where runs are made: local, or ray (pip install calgp\\[ray]).")]
 AddressOption = Annotated[
-    str | None, typer.Option(help="Of a Ray cluster, such as auto or HOST:6379; else it is started here.")
+    str | None,
+    typer.Option(help="Of a Ray cluster, such as auto or HOST:6379.", show_default="one is started here"),
 ]
 GpusOption = Annotated[float, typer.Option(help="What a run asks of a Ray cluster: 1, or 0.25 for a quarter.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.")]
 
 
-def speaks() -> bool:
-    """Whether this process tells the user: of several that do one thing together, the first."""
+def check_run(name: str) -> str:
+    """Refuse a run folder that is not there, before anything is imported that takes long."""
+    if name != "shipped" and not Path(name).exists():
+        raise path_error("run folder", Path(name))
+    return name
+
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.", callback=check_run),
+]
+
+
+def is_rank_zero() -> bool:
+    """Whether this process writes to the terminal: it is the only one, or the first of those torchrun has started."""
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
 
 
@@ -55,7 +83,7 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
     from calgp.runs.devices import ranks
 
     if processes is None and ranks() > 1:
-        raise CalgpError("Only train, evaluate and predict can share their work; start this command without torchrun.")
+        raise CalgpError("Invalid command under torchrun: must be train, evaluate or predict; start others without it.")
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
     tune_process()
@@ -65,48 +93,11 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
     return open_device(device, precision, processes=processes or 1)
 
 
-def run_options(config: Path | None, given: dict[str, Any], settings: list[str]) -> dict[str, Any]:
-    """Options of a run: the file's, then the flags', then --set's."""
-    from calgp.runs.run import assign
-
-    options: dict[str, Any] = {} if config is None else _toml(config)
-    options |= given
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise CalgpError(f"--set {setting!r} is not of the form NAME=VALUE, such as method.depth=3.")
-        assign(options, key, parsed(text))
-    return options
-
-
-def parsed(text: str) -> Any:
-    """JSON where it is JSON, else text: 3, 0.5, true, null, [1, 2], sorf."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # pyright: ignore[reportMissingImports]
-    from calgp.runs.reading import LARGEST_JSON, read_bytes
-
-    try:
-        return tomllib.loads(read_bytes(path, LARGEST_JSON).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CalgpError(f"{path} cannot be read as TOML: {str(error)[:300]}.") from None
-
-
 def open_folder(name: str) -> Any:
+    shipped = check_run(name) == "shipped" and not Path(name).exists()
     from calgp import runs
 
-    shipped = name == "shipped" and not Path(name).exists()
-    folder = runs.shipped_run() if shipped else runs.RunFolder(name)
-    folder.card()
-    return folder
+    return runs.shipped_run() if shipped else runs.RunFolder(name)
 
 
 def writable(folder: Any) -> Any:
@@ -128,12 +119,12 @@ def writable(folder: Any) -> Any:
     return copy
 
 
-def check_sampling(samples: int, seed: int) -> None:
-    require_positive("samples", samples)
-    if not 0 <= seed < 2**63:
-        raise CalgpError(f"seed={seed} cannot be; it is a whole number from 0 to 2^63 - 1.")
+def check_sampling(passes: int | None, seed: int) -> None:
+    require_positive("passes", 1 if passes is None else passes)
+    if seed not in SEED:
+        raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
 
 
 def require_positive(name: str, value: int) -> None:
     if value < 1:
-        raise CalgpError(f"{name}={value} cannot be; it must be at least 1.")
+        raise CalgpError(f"Invalid {name}={value}: must be at least 1.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from calgp.cli.flags import takes_run
 from calgp.cli.shared import (
     AddressOption,
     DataOption,
@@ -18,7 +19,6 @@ from calgp.cli.shared import (
     ThreadsOption,
     open_fabric,
     out,
-    run_options,
 )
 from calgp.errors import CalgpError
 
@@ -29,24 +29,19 @@ if TYPE_CHECKING:
     from calgp.runs import Run
 
 
+@takes_run(without=["source", "method", "steps", "learning_rate", "patience"])
 def tune(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="An image set (see `calgp sources`) or folder:PATH.")],
+    options: dict[str, Any],
+    *,
     methods: Annotated[
         str, typer.Option(help="Methods to tune, each with the same budget (see `calgp methods`); all: every one.")
     ] = "cnn-gp-sorf,cnn-mcd,cnn-cal",
     pilots: Annotated[int, typer.Option(help="Short trainings that each method begins with.")] = 8,
     steps: Annotated[int, typer.Option(help="Optimiser steps of the last, longest pilot of each method.")] = 2000,
-    backbone: Annotated[str | None, typer.Option(help="lenet, lenet-cifar, lenet-3 or resnet.")] = None,
-    train_size: Annotated[int | None, typer.Option(help="A balanced part of the training images.")] = None,
-    holdout: Annotated[float | None, typer.Option(help="Share kept to judge by; 0.1 unless given.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Of the commands that train the winners; else as many steps as the last pilot.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="constant, cosine or one-cycle.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all that is random, the draws of settings too.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any other option, the same for all runs.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of options; flags go before it.")] = None,
+    finalists: Annotated[
+        int, typer.Option(help="Pilots of the last round; as many as --pilots: all are trained in full.")
+    ] = 1,
     folder: Annotated[Path, typer.Option("--out", help="Where logs, tables and pilots go.")] = Path("tuned"),
     samples: Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks for a score.")] = 20,
     jobs: JobsOption = None,
@@ -61,22 +56,20 @@ def tune(
 
     Successive halving: many short pilots, the best third again for three times as long, and so on. They are judged by
     the MNLL of held-out training images; test images are never loaded. Each method declares what is searched: learning
-    rate, keep probabilities, scale of the prior. Stop it whenever you like: the same command goes on where it was.
+    rate, keep probabilities, scale of the prior. --epochs is of the commands that train the winners; without it they
+    have as many steps as the last pilot. Without --holdout, a tenth of the images is kept to judge by. Stop it whenever
+    you like: the same command goes on where it was.
 
     Example: calgp tune mnist --methods cnn-gp-sorf,cnn-mcd --train-size 10000 --schedule one-cycle --jobs 2
     """
-    from calgp import show
+    from calgp.cli import tables
     from calgp.experiments.tune import Budget, read_log
     from calgp.experiments.tune_methods import rows_of_logs, tasks_of, tune_methods
     from calgp.runs.engines import find_engine
     from calgp.runs.folder import slug
 
-    budget = Budget(pilots, steps, samples=samples)
-    given = {
-        "source": source, "backbone": backbone, "train_size": train_size, "holdout": holdout, "epochs": epochs,
-        "batch_size": batch_size, "schedule": schedule, "seed": seed,
-    }  # fmt: skip
-    options = run_options(config, {name: value for name, value in given.items() if value is not None}, set_ or [])
+    budget = Budget(pilots, steps, samples=samples, finalists=finalists)
+    options["source"] = source
     if "steps" not in options and "epochs" not in options:
         options["steps"] = steps
     bases = base_runs(methods, options)
@@ -85,12 +78,12 @@ def tune(
     place = folder / slug(f"{source} {first.backbone_label}")
     tasks = tasks_of(bases, budget, place, folder / "runs", data)
     open_fabric("auto", "32-true", threads)
-    with show.overall_bar() as watch:
+    with tables.overall_bar() as watch:
         failures = tune_methods(tasks, budget, engine=workers, watch=watch)
     rows = rows_of_logs({task.name: read_log(task.log) for task in tasks if task.name not in failures})
     plain = [asdict(row) for row in rows]
     if rows:
-        show.write_csv(place / "table.csv", plain)
+        tables.write_csv(place / "table.csv", plain)
     if as_json:
         print(json.dumps({"budget": asdict(budget), "rows": plain, "failures": failures}))
     elif rows:
@@ -118,7 +111,7 @@ def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":
     from calgp.runs import from_json
 
     if "method" in options and not isinstance(options["method"], dict):
-        raise CalgpError("Name methods with --methods cnn-gp-sorf,cnn-mcd, not in the other options.")
+        raise CalgpError("Invalid option method: must be named by --methods, such as cnn-gp-sorf,cnn-mcd.")
     names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
     if len(set(names)) < len(names):
         raise CalgpError(f"Invalid --methods {methods}: name each method once.")
@@ -126,9 +119,11 @@ def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":
     bases = {name: from_json(options | {"method": {"name": name} | more}) for name in names}
     for name, run in bases.items():
         if options.get("holdout") == 0:
-            raise CalgpError(f"{name} is judged by held-out images; --holdout 0.1 keeps a tenth of them.")
+            raise CalgpError(f"Invalid holdout=0: {name} is judged by held-out images, such as --holdout 0.1.")
         if run.patience:
-            raise CalgpError("Pilots do not stop early, so that all make the same steps; leave patience out.")
+            raise CalgpError(
+                f"Invalid patience={run.patience}: pilots do not stop early, so that all make the same steps."
+            )
     return bases
 
 

@@ -13,14 +13,13 @@ from PIL import Image, ImageFilter
 from calgp.errors import CalgpError
 
 from .images import Images
-from .reading import IN_MEMORY
 
 GREY = 128
 SEVERITIES = (1, 2, 3, 4, 5)
 
 # Chosen by eye on 28×28 digits and 32×32 photographs (tools/corruptions_picture.py draws them): the damage grows with
 # each step, the first is slight; at the fifth a person reads the digits, and photographs are at the limit of what can
-# be named. Lengths are shares of the shorter side, so that larger pictures suffer alike.
+# be named. Lengths are shares of the shorter side, so that larger images suffer alike.
 STRENGTHS: dict[str, tuple[float, ...]] = {
     "noise": (0.04, 0.08, 0.13, 0.19, 0.26),  # standard deviation, of white
     "blur": (0.015, 0.022, 0.030, 0.039, 0.050),  # standard deviation of the Gaussian
@@ -42,11 +41,11 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if self.kind not in CORRUPTIONS:
-            raise CalgpError(f"There is no corruption {self.kind!r}; there are {', '.join(CORRUPTIONS)}.")
+            raise CalgpError(f"Invalid corruption {self.kind!r}: must be one of {', '.join(CORRUPTIONS)}.")
         if self.severity not in SEVERITIES:
-            raise CalgpError(f"severity={self.severity} cannot be; it is 1 (slight) to 5 (hard).")
+            raise CalgpError(f"Invalid severity={self.severity}: must be from 1 (slight) to 5 (hard).")
         if self.seed < 0:
-            raise CalgpError(f"The seed {self.seed} of a corruption cannot be; it is a whole number from 0.")
+            raise CalgpError(f"Invalid seed={self.seed}: must be a whole number from 0.")
 
     @property
     def label(self) -> str:
@@ -65,7 +64,7 @@ class Corruption:
         if not colon:
             return [cls(kind, each, seed) for each in SEVERITIES]
         if not severity.isdecimal():
-            raise CalgpError(f"{text!r} names no corruption; it is KIND:SEVERITY, such as noise:3, or KIND alone.")
+            raise CalgpError(f"Invalid corruption {text!r}: must be KIND:SEVERITY, such as noise:3, or KIND alone.")
         return [cls(kind, int(severity), seed)]
 
 
@@ -78,11 +77,11 @@ def corrupted(images: Images, kind: str, severity: int, *, seed: int) -> Images:
     """
     Corruption(kind, severity, seed)
     number, strength = CORRUPTIONS.index(kind), STRENGTHS[kind][severity - 1]
-    before = (picture for _, x in images.read(images.parts(100)) for picture in x.numpy())
+    before = (image for _, x in images.read(images.parts(100)) for image in x.numpy())
     after = np.empty(images.x.shape, np.uint8)
     for place, row in enumerate(images.rows.tolist()):  # one at a time: no more memory than for the result
         after[place] = _MAKE[kind](next(before), strength, np.random.default_rng([seed, number, row]))
-    return replace(images, x=torch.from_numpy(after), reading=IN_MEMORY)
+    return replace(images, x=torch.from_numpy(after))
 
 
 def _noise(x: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
@@ -112,7 +111,7 @@ def _rotation(x: np.ndarray, degrees: float, rng: np.random.Generator) -> np.nda
 
 
 def _occlusion(x: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """A grey square, anywhere within the picture."""
+    """A grey square, anywhere within the image."""
     sizes = np.array(x.shape[1:])
     side = max(round(share * min(x.shape[1:])), 1)
     top, left = (rng.random(2) * (sizes - side + 1)).astype(int)
@@ -131,8 +130,8 @@ def _jpeg(x: np.ndarray, quality: float, rng: np.random.Generator) -> np.ndarray
 def _through_jpeg(pixels: np.ndarray, quality: int) -> np.ndarray:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=quality)
-    with Image.open(file, formats=("JPEG",)) as picture:
-        return np.asarray(picture)
+    with Image.open(file, formats=("JPEG",)) as image:
+        return np.asarray(image)
 
 
 def _bytes(x: np.ndarray) -> np.ndarray:

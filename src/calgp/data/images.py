@@ -1,11 +1,11 @@
-"""Labelled pictures, and the parts of them that training and evaluation use."""
+"""Labelled images, and the parts of them that training and evaluation use."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,68 +13,79 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 
-from .reading import ANYWHERE, IN_MEMORY, Index, Order, Reading
-
-Colour = Literal["grey", "rgb"]
-_COLOURS = get_args(Colour)
-LARGEST = 4096  # pixels a side, for what is resized
+from .decode import LARGEST as LARGEST
+from .decode import Colour, check_format
+from .files import FileNames
+from .order import UNIFORM, Order
+from .prefetch import Index
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Pictures `x` (uint8 [N, C, H, W]) with labels `y` (int64 [N]) that count into `classes`.
+    """Images `x` (uint8 [N, C, H, W]) with labels `y` (int64 [N]) that index `classes`.
 
-    `rows` is each picture's index in the data set that it came from. It keys the random masks, so it stays with the
-    picture through subsets, splits and shuffles. `names` are file names, where there were files.
+    `rows` is each image's index in the data set that it came from. It keys the random masks, so it stays with the
+    image through subsets, splits and shuffles. `names` are file names, if there were files.
 
-    `x` is a tensor, or stands for one while its pictures stay in their files (`Streamed`): `read` comes by them in
-    either case, and `order` is the order in which they are trained on.
+    `x` is a tensor, or stands for one while the images stay in their files (`StreamedPixels`). `read` works for both;
+    `order` is the order in which they are trained on. `split_note` says in a sentence how a folder was split.
+
+    >>> images = Images.of(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6) % 2, ("cat", "dog"))
+    >>> train, held_out = images.split(2, seed=0)
+    >>> len(train), held_out.y.tolist()
+    (4, [0, 1])
     """
 
     x: Tensor
     y: Tensor
     classes: tuple[str, ...]
     rows: Tensor
-    names: Sequence[str] | None = None
-    order: Order = ANYWHERE
-    reading: Reading = IN_MEMORY
+    names: FileNames | None = None
+    order: Order = UNIFORM
+    split_note: str = ""
 
     def __post_init__(self) -> None:
         _check_tensors(self)
         _check_labels(self)
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, classes: tuple[str, ...], *, names: tuple[str, ...] | None = None) -> Images:
+    def of(cls, x: Tensor, y: Tensor, classes: tuple[str, ...], *, names: Sequence[str] | None = None) -> Images:
         """A whole data set: its rows are 0 … N - 1."""
-        return cls(x, y, classes, torch.arange(len(x)), names)
+        return cls(x, y, classes, torch.arange(len(x)), None if names is None else FileNames.of(names))
 
     def __len__(self) -> int:
         return len(self.x)
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the images stay in their files until they are read."""
+        return not isinstance(self.x, Tensor)
+
     def pixels(self, index: slice | Tensor = slice(None)) -> Tensor:
-        """Pictures as float32 [n, C, H, W] in [0, 1]: x / 255 and no other normalisation, as the paper's authors."""
-        return unit(self.x[index])
+        """Images as float32 [n, C, H, W] in [0, 1]: x / 255 and no other normalisation, as the paper's authors."""
+        return to_unit_interval(self.x[index])
 
     def read(self, indices: Iterable[Index]) -> Iterator[tuple[Index, Tensor]]:
-        """Each index with its pictures (uint8), in turn; those in files are read ahead of their turn."""
-        return self.reading.ahead(self.x, indices)
+        """Each index with its images (uint8), in order; those in files are read ahead."""
+        x: Any = self.x
+        return x.read(indices) if self.is_streamed else ((index, x[index]) for index in indices)
 
     def parts(self, size: int) -> Iterator[slice]:
-        """Indices of all pictures in their order, `size` at a time."""
+        """Indices of all images in their order, `size` at a time."""
         return (slice(first, first + size) for first in range(0, len(self), size))
 
     def take(self, index: Tensor) -> Images:
-        """The pictures at `index` (int64 or bool), in that order, with their rows and names."""
+        """The images at `index` (int64 or bool), in that order, with their rows and names."""
         if index.dtype == torch.bool:
             index = index.nonzero().squeeze(1)
-        names, rows = None if self.names is None else self.reading.chosen(self.names, index), self.rows[index]
-        x = self.x.index_select(0, index)
-        return Images(x, self.y[index], self.classes, rows, names, self.order.kept(rows), self.reading)
+        names, rows = None if self.names is None else self.names.take(index), self.rows[index]
+        x, order = self.x.index_select(0, index), self.order.subset(rows)
+        return replace(self, x=x, y=self.y[index], rows=rows, names=names, order=order)
 
     def balanced(self, n: int, seed: int) -> Images:
-        """`n` pictures, n / Q of each class chosen by `seed`; all of them (in their own balance) for n = N.
+        """`n` images, n / Q of each class chosen by `seed`; all of them (in their own balance) for n = N.
 
-        For one seed, a smaller subset is contained in every larger one: a learning curve adds pictures, never swaps.
+        For one seed, a smaller subset is contained in every larger one: a learning curve adds images, never swaps.
         """
         if n == len(self):
             return self
@@ -87,14 +98,14 @@ class Images:
     def split(self, held_out: float, seed: int) -> tuple[Images, Images]:
         """(rest, held out): a fraction in (0, 1) or a count (int), the same share of each class, chosen by `seed`.
 
-        Every class that has two pictures is in both parts where the count allows it; a lone picture stays in the rest.
+        Every class that has two images is in both parts where the count allows it; a lone image stays in the rest.
         """
         held = stratified(self.y, len(self.classes), held_out, seed)
         return self.take(~held), self.take(held)
 
     def resized(self, size: int) -> Images:
         """Stretched to `size` × `size`, bilinear with antialiasing."""
-        check_form(size, None)
+        check_format(size, None)
         if self.x.shape[2:] == (size, size):
             return self
         parts = [
@@ -106,38 +117,42 @@ class Images:
 
     def coloured(self, colour: Colour) -> Images:
         """Grey (ITU-R 601 luma, to the bit as Pillow's "L") or RGB (a grey channel repeated)."""
-        check_form(None, colour)
+        check_format(None, colour)
         channels = self.x.shape[1]
         if channels not in (1, 3):
             raise CalgpError(
-                f"Pictures with {channels} channels cannot become {colour}; only 1 (grey) and 3 (rgb) can."
+                f"Invalid images with {channels} channels: must have 1 (grey) or 3 (rgb) to become {colour}."
             )
         if channels == (1 if colour == "grey" else 3):
             return self
         return replace(self, x=self.x.repeat(1, 3, 1, 1) if colour == "rgb" else _luma(self.x))
 
     def checksum(self) -> str:
-        """SHA-256 of shape, pictures and labels: equal exactly where the data are.
+        """SHA-256 of shape, images and labels: equal if and only if the data are.
 
-        Of pictures that stay in their files, their names and lengths stand for them.
+        For images that stay in their files, names and lengths stand for the pixels.
         """
         digest = hashlib.sha256(repr(tuple(self.x.shape)).encode())
-        digest.update(self.reading.content(self.x).data)
+        x: Any = self.x
+        digest.update((x.digests() if self.is_streamed else x.contiguous().numpy()).data)
         digest.update(self.y.contiguous().numpy().data)
         return digest.hexdigest()
 
 
-def unit(x: Tensor) -> Tensor:
+def to_unit_interval(x: Tensor) -> Tensor:
     """Bytes as float32 in [0, 1]."""
     return x.to(torch.float32).div_(255)
 
 
-def check_form(size: int | None, colour: str | None) -> None:
-    """Refuse a size or a colour that no picture can have."""
-    if size is not None and not 1 <= size <= LARGEST:
-        raise CalgpError(f"size={size} is no picture size; it is the side in pixels, 1 to {LARGEST}, such as 32.")
-    if colour is not None and colour not in _COLOURS:
-        raise CalgpError(f"colour={colour!r} is not known; it is 'grey' or 'rgb'.")
+def check_class_names(classes: Sequence[str], where: str) -> None:
+    """Refuse names that no file of a run could hold: in a folder, the file system may give any bytes."""
+    for name in classes:
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise CalgpError(
+                f"Invalid class name {name!r} in {where}: must be UTF-8 text, such as 'Löwe'; rename it."
+            ) from None
 
 
 def stratified(y: Tensor, classes: int, held_out: float, seed: int) -> Tensor:
@@ -152,15 +167,15 @@ def stratified(y: Tensor, classes: int, held_out: float, seed: int) -> Tensor:
 
 
 def _held_out_count(held_out: float, n: int) -> int:
-    """The number of pictures that a fraction or a count stands for, at least one on either side."""
+    """The number of images that a fraction or a count stands for, at least one on either side."""
     if n < 2:
-        raise CalgpError("One picture cannot be split in two parts; give at least two.")
+        raise CalgpError(f"Invalid split of {n} image: must have at least two images to hold some out.")
     if isinstance(held_out, int):
         if not 0 < held_out < n:
-            raise CalgpError(f"{held_out} of {n} pictures cannot be held out; give a count from 1 to {n - 1}.")
+            raise CalgpError(f"Invalid holdout={held_out}: must be a count from 1 to {n - 1}, as there are {n} images.")
         return held_out
     if not 0 < held_out < 1:
-        raise CalgpError(f"The fraction {held_out} cannot be held out; give one between 0 and 1, such as 0.1.")
+        raise CalgpError(f"Invalid holdout={held_out}: must be a fraction between 0 and 1, such as 0.1.")
     return min(max(round(held_out * n), 1), n - 1)
 
 
@@ -200,36 +215,36 @@ def _luma(x: Tensor) -> Tensor:
 def _check_tensors(images: Images) -> None:
     x, y, rows = images.x, images.y, images.rows
     if x.dtype != torch.uint8 or x.ndim != 4 or x.numel() == 0:
-        raise CalgpError(f"Pictures are uint8 [N, C, H, W] and at least one; got {x.dtype} {list(x.shape)}.")
-    for name, tensor in (("Labels", y), ("Rows", rows)):
+        raise CalgpError(f"Invalid images of {x.dtype} {list(x.shape)}: must be uint8 [N, C, H, W], at least one.")
+    for name, tensor in (("labels", y), ("rows", rows)):
         if tensor.dtype != torch.int64 or tensor.shape != x.shape[:1]:
-            raise CalgpError(f"{name} are int64 [{len(x)}], one a picture; got {tensor.dtype} {list(tensor.shape)}.")
+            raise CalgpError(
+                f"Invalid {name} of {tensor.dtype} {list(tensor.shape)}: must be int64 [{len(x)}], one an image."
+            )
     if images.names is not None and len(images.names) != len(x):
-        raise CalgpError(f"There are {len(x)} pictures but {len(images.names)} file names; give one name a picture.")
+        raise CalgpError(f"Invalid file names: must be one an image, but {len(images.names)} came for {len(x)} images.")
 
 
 def _check_labels(images: Images) -> None:
+    check_class_names(images.classes, "the classes")
     low, high = images.y.aminmax()
     if low < 0 or high >= len(images.classes):
         raise CalgpError(
-            f"Labels run from {int(low)} to {int(high)}, but {len(images.classes)} classes were given; "
-            f"labels count from 0 to {len(images.classes) - 1}."
+            f"Invalid labels from {int(low)} to {int(high)}: must be from 0 to {len(images.classes) - 1}, as there are "
+            f"{len(images.classes)} classes."
         )
 
 
 def _check_balance(n: int, counts: Tensor, classes: tuple[str, ...]) -> None:
     total, q = int(counts.sum()), len(classes)
     if not 0 < n < total:
-        raise CalgpError(f"{n} pictures were asked for; there are {total}: give a number from {q} to {total}.")
+        raise CalgpError(f"Invalid train_size={n}: must be from {q} to {total}, the number of images.")
     if n % q:
         nearest = max(round(n / q), 1) * q
-        raise CalgpError(
-            f"{n} pictures cannot be spread evenly over {q} classes; "
-            f"balanced subsets need a multiple of {q}, such as {nearest}."
-        )
+        raise CalgpError(f"Invalid train_size={n}: must be a multiple of the {q} classes, such as {nearest}.")
     few = int(counts.argmin())
     if counts[few] < n // q:
         raise CalgpError(
-            f"{n} balanced pictures need {n // q} of each class, but class {classes[few]!r} has {int(counts[few])}; "
-            f"ask for at most {int(counts[few]) * q}, or for all {total}."
+            f"Invalid train_size={n}: must be at most {int(counts[few]) * q}, or all {total}, as class "
+            f"{classes[few]!r} has {int(counts[few])} images."
         )

@@ -2,7 +2,7 @@
 
 `pickle.load` executes what the file says. Here the opcodes are interpreted one by one: containers, texts, numbers and
 uint8 arrays are built by this file itself, the names of NumPy's rebuilding functions are compared and never looked up,
-and every other opcode is refused.
+and every other opcode is refused. `pickle.Unpickler` with a short list of names was tried: ten bytes may cost 512 MB.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ class _Array:
     value: np.ndarray | None = None
 
 
-MOST = 2_000_000  # opcodes: CIFAR-100's train file has 120,241; each may make some 200 bytes
+MAX_OPCODES = 2_000_000  # opcodes: CIFAR-100's train file has 120,241; each may make some 200 bytes
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _MARK = object()
 _UINT8 = object()
 _LITERALS = {
-    "BININT", "BININT1", "BININT2", "LONG1",
-    "SHORT_BINSTRING", "BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
-    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+    "BININT", "BININT1", "BININT2", "LONG1", "SHORT_BINSTRING", "BINSTRING", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
 }  # fmt: skip
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "MARK": lambda: _MARK}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "MARK": _MARK}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_ALLOWED = {
+    *_LITERALS, *_CONSTANTS, *_TUPLES, "EMPTY_DICT", "EMPTY_LIST", "TUPLE", "APPEND", "APPENDS", "SETITEM", "SETITEMS",
+    "PROTO", "FRAME", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET", "GLOBAL", "STACK_GLOBAL", "REDUCE",
+    "BUILD",
+}  # fmt: skip
 
 
 def read_pickle(data: bytes) -> dict[str, Any]:
@@ -59,8 +62,8 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     reader = _Reader(budget=len(data))
     try:
         for count, (name, argument) in enumerate(_steps(io.BytesIO(data))):
-            if count == MOST:
-                raise CalgpError(f"the pickle has more than {MOST} opcodes, which no published image set needs")
+            if count == MAX_OPCODES:
+                raise CalgpError(f"the pickle has more than {MAX_OPCODES} opcodes, which no published image set needs")
             reader.step(name, argument)
         return _plain(reader.pop())
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -95,6 +98,13 @@ def _text(value: Any) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else value
 
 
+def _named(text: str) -> _Name:
+    try:
+        return _Name(text)
+    except ValueError:
+        raise CalgpError(f"the pickle wants to use {text[:80]!r}; calgp runs nothing that a file names") from None
+
+
 class _Reader:
     """The pickle machine: a stack, a memo, and no way out."""
 
@@ -108,12 +118,38 @@ class _Reader:
             self.stack.append(argument)
         elif name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
-        elif name in _EMPTY:
-            self.stack.append(_EMPTY[name]())
         elif name in _TUPLES:
             self.stack.append(tuple(reversed([self.pop() for _ in range(_TUPLES[name])])))
         else:
-            _ACTIONS[name](self, argument)
+            self.act(name, argument)
+
+    def act(self, name: str, argument: Any) -> None:
+        match name:
+            case "EMPTY_DICT" | "EMPTY_LIST":
+                self.stack.append({} if name == "EMPTY_DICT" else [])
+            case "TUPLE":
+                self.stack.append(tuple(self.pop_to_mark()))
+            case "APPEND" | "APPENDS":
+                values = [self.pop()] if name == "APPEND" else self.pop_to_mark()
+                self.top(list).extend(values)
+            case "SETITEM" | "SETITEMS":
+                items = [self.pop(), self.pop()][::-1] if name == "SETITEM" else self.pop_to_mark()
+                self.top(dict).update(zip(map(_text, items[::2]), items[1::2], strict=True))
+            case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                self.stack.append(self.memo[argument])
+            case "GLOBAL":
+                self.stack.append(_named(argument))
+            case "STACK_GLOBAL":
+                name, module = self.pop(), self.pop()
+                self.stack.append(_named(f"{_text(module)} {_text(name)}"))
+            case "REDUCE":
+                arguments, function = self.pop(), self.pop()
+                self.stack.append(self.reduce(function, arguments))
+            case "BUILD":
+                self.build(self.pop(), self.stack[-1])
+            # PROTO and FRAME only say how the pickle is written
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _MARK:
@@ -132,54 +168,14 @@ class _Reader:
             raise ValueError(f"{kind.__name__} expected")
         return self.stack[-1]
 
-    def nothing(self, _: Any) -> None:
-        """PROTO and FRAME only say how the pickle is written."""
-
-    def put(self, key: int | None) -> None:
-        self.memo[len(self.memo) if key is None else key] = self.stack[-1]
-
-    def get(self, key: int) -> None:
-        self.stack.append(self.memo[key])
-
-    def tuple_(self, _: Any) -> None:
-        self.stack.append(tuple(self.pop_to_mark()))
-
-    def append(self, _: Any) -> None:
-        value = self.pop()
-        self.top(list).append(value)
-
-    def appends(self, _: Any) -> None:
-        values = self.pop_to_mark()
-        self.top(list).extend(values)
-
-    def set_item(self, _: Any) -> None:
-        value, key = self.pop(), self.pop()
-        self.top(dict)[_text(key)] = value
-
-    def set_items(self, _: Any) -> None:
-        items = self.pop_to_mark()
-        self.top(dict).update(zip(map(_text, items[::2]), items[1::2], strict=True))
-
-    def name(self, text: str) -> None:
-        try:
-            self.stack.append(_Name(text))
-        except ValueError:
-            raise CalgpError(f"the pickle wants to use {text[:80]!r}; calgp runs nothing that a file names") from None
-
-    def stack_name(self, _: Any) -> None:
-        name, module = self.pop(), self.pop()
-        self.name(f"{_text(module)} {_text(name)}")
-
-    def reduce(self, _: Any) -> None:
-        arguments, function = self.pop(), self.pop()
+    def reduce(self, function: Any, arguments: Any) -> Any:
         if function in (_Name.RECONSTRUCT, _Name.RECONSTRUCT_2) and arguments[0] is _Name.NDARRAY:
-            self.stack.append(_Array())
-        elif function is _Name.DTYPE and arguments[0] in ("u1", "|u1"):
-            self.stack.append(_UINT8)
-        elif function is _Name.ENCODE and arguments[1] == "latin1":
-            self.stack.append(self.encode(arguments[0]))
-        else:
-            raise CalgpError("the pickle builds something other than an array of uint8")
+            return _Array()
+        if function is _Name.DTYPE and arguments[0] in ("u1", "|u1"):
+            return _UINT8
+        if function is _Name.ENCODE and arguments[1] == "latin1":
+            return self.encode(arguments[0])
+        raise CalgpError("the pickle builds something other than an array of uint8")
 
     def encode(self, text: str) -> bytes:
         """Latin-1 text as bytes: so come Python 2's strings, and Python 3's bytes at protocol 2 (`_codecs.encode`)."""
@@ -188,8 +184,7 @@ class _Reader:
             raise CalgpError("the pickle unfolds to more than its own size")
         return text.encode("latin1")
 
-    def build(self, _: Any) -> None:
-        state, target = self.pop(), self.stack[-1]
+    def build(self, state: Any, target: Any) -> None:
         if target is _UINT8:
             return  # byte order and alignment: a byte has none
         if not isinstance(target, _Array) or target.value is not None:
@@ -199,14 +194,3 @@ class _Reader:
             raise CalgpError("the pickle holds an array that is not of uint8")
         values = np.frombuffer(self.encode(content) if isinstance(content, str) else content, np.uint8)
         target.value = values.reshape(shape, order="F" if fortran else "C")
-
-
-_ACTIONS = {
-    "PROTO": _Reader.nothing, "FRAME": _Reader.nothing,
-    "BINPUT": _Reader.put, "LONG_BINPUT": _Reader.put, "MEMOIZE": _Reader.put,
-    "BINGET": _Reader.get, "LONG_BINGET": _Reader.get,
-    "TUPLE": _Reader.tuple_, "APPEND": _Reader.append, "APPENDS": _Reader.appends,
-    "SETITEM": _Reader.set_item, "SETITEMS": _Reader.set_items,
-    "GLOBAL": _Reader.name, "STACK_GLOBAL": _Reader.stack_name, "REDUCE": _Reader.reduce, "BUILD": _Reader.build,
-}  # fmt: skip
-_ALLOWED = {*_LITERALS, *_CONSTANTS, *_EMPTY, *_TUPLES, *_ACTIONS}

@@ -1,23 +1,23 @@
-"""What a source of pictures is, and where its files lie."""
+"""What a source of images is, and where its files are."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from calgp.errors import CalgpError
 
-from .images import Colour, Images, check_form
+from .images import Images
 
-Split = Literal["train", "test"]
+Split = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
-    """A named set of labelled pictures; `classes`, `channels` and `size` are None where only the files can tell."""
+    """A named set of labelled images; `classes`, `channels` and `size` are None if only the files can tell."""
 
     name: str
     description: str
@@ -25,37 +25,24 @@ class Source(ABC):
     channels: int | None = None
     size: int | None = None
     splits: tuple[Split, ...] = ("train", "test")
-    fetchable: bool = False  # whether `download` knows a host of it
+    downloadable: bool = False
 
     @abstractmethod
     def load(self, split: Split, directory: Path | None = None) -> Images:
-        """The pictures of one part; `directory` as for `data_directory`."""
+        """The images of one part; `directory` as for `data_directory`."""
 
     @abstractmethod
-    def is_here(self, directory: Path | None = None) -> bool:
+    def is_available(self, directory: Path | None = None) -> bool:
         """Whether the files are there to be loaded."""
+
+    def validation(self) -> Images | None:
+        """The images that the source itself sets apart from training and test images; most have none."""
+        return None
 
     def check_split(self, split: str) -> None:
         if split not in self.splits:
-            parts = " and ".join(map(repr, self.splits))
-            raise CalgpError(
-                f"{self.name} has no {split!r} part, only {parts}; load that one, or train on another set."
-            )
-
-
-@dataclass(frozen=True)
-class Placed(Source):
-    """Somebody's own pictures at a path, decoded to `size` and `colour`; what else there is to know the files tell."""
-
-    path: Path
-    colour: Colour | None = None
-    classes: int | None = field(init=False, default=None)
-    channels: int | None = field(init=False, default=None)
-    splits: tuple[Split, ...] = field(init=False, default=("train", "test"))
-    fetchable: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        check_form(self.size, self.colour)
+            parts = " or ".join(map(repr, self.splits))
+            raise CalgpError(f"Invalid split {split!r}: {self.name} has no {split!r} part, it must be {parts}.")
 
 
 def data_directory(option: Path | None = None) -> Path:

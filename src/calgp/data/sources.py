@@ -1,10 +1,8 @@
-"""The table of image sets, and the way from a name to pictures."""
+"""The table of image sets, and the way from a name to images."""
 
 from __future__ import annotations
 
-import difflib
 import lzma
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from calgp.errors import CalgpError, brief
+from calgp.errors import CalgpError, name_error, short_repr
 
 from .folder import Folder
 from .formats import joined, read_cifar_binary, read_cifar_names, read_cifar_pickle, read_idx, read_lines
 from .images import Colour, Images
-from .reading import worker_count
+from .path_source import TEST_SHARE
+from .prefetch import worker_count
 from .shards import Shards
 from .source import Source, Split, data_directory
 
@@ -30,66 +29,100 @@ def load(
     size: int | None = None,
     colour: Colour | None = None,
     workers: int | None = None,
+    skip_unreadable: bool = False,
+    test_share: float = TEST_SHARE,
 ) -> Images:
-    """The pictures of a named set or of `folder:PATH`, brought to `size` × `size` and to `colour` where asked.
+    """The images of a named set or of `folder:PATH`, resized to `size` × `size` and brought to `colour` if given.
 
-    Those of `stream:PATH`, the same folder, and of `shards:PATH`, tar files, stay there, and `workers` processes read
-    them ahead of their use (`worker_count`).
+    The images of `stream:PATH`, the same folder, and of `shards:PATH`, tar files, stay on the disk; `workers` processes
+    read them ahead of their use (`worker_count`). `skip_unreadable` and `test_share` are those of `PathSource`.
 
     >>> len(load("digits", "test"))
     1000
     """
-    images = open_source(source, size=size, colour=colour, workers=workers).load(split, directory)
+    options = open_source(
+        source, size=size, colour=colour, workers=workers, skip_unreadable=skip_unreadable, test_share=test_share
+    )
+    images = options.load(split, directory)
     images = images if size is None else images.resized(size)
     return images if colour is None else images.coloured(colour)
 
 
 def open_source(
-    text: str, *, size: int | None = None, colour: Colour | None = None, workers: int | None = None
+    text: str,
+    *,
+    size: int | None = None,
+    colour: Colour | None = None,
+    workers: int | None = None,
+    skip_unreadable: bool = False,
+    test_share: float = TEST_SHARE,
 ) -> Source:
-    """The source that `text` names: one of `SOURCES`, or a PLACE behind its kind, decoded to `size` and `colour`."""
-    kind, _, place = text.partition(":")
-    if kind in PLACES and place:
-        try:
-            path = Path(place).expanduser()
-        except RuntimeError as error:
-            raise CalgpError(
-                f"The picture folder {brief(text)} cannot be found ({error}); give its full path."
-            ) from None
-        return PLACES[kind](path, size, colour, workers)
+    """The source that `text` names: one of `SOURCES`, or KIND:PATH, with the options of a `PathSource`."""
+    if path := _path(text):
+        kind, streamed = PATH_SOURCES[text.partition(":")[0]]
+        return kind(
+            path, size=size, colour=colour, workers=worker_count(workers) if streamed else None,
+            skip_unreadable=skip_unreadable, test_share=test_share,
+        )  # fmt: skip
     if text in SOURCES:
         return SOURCES[text]
-    close = difflib.get_close_matches(text[:80].lower(), SOURCES, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise CalgpError(f"There is no image set {brief(text)}; {hint}There are {', '.join(SOURCES)}, {_PLACED}.")
+    raise name_error("There is no image set", text, SOURCES, more=_PATH_HELP)
+
+
+def share_files(one: str, other: str) -> bool:
+    """Whether two sources are the same, or one is at a path in the other: their images may be the same.
+
+    >>> share_files("folder:photos", "stream:photos/"), share_files("folder:photos", "folder:strangers")
+    (True, False)
+    """
+    paths = _path(one), _path(other)
+    if paths[0] is None or paths[1] is None:
+        return one == other
+    first, second = (path.absolute().resolve() for path in paths if path)
+    return first == second or first in second.parents or second in first.parents
+
+
+def _path(text: str) -> Path | None:
+    """The path of a source of the form KIND:PATH."""
+    kind, _, place = text.partition(":")
+    if kind not in PATH_SOURCES or not place:
+        return None
+    try:
+        place.encode("utf-8")
+        return Path(place).expanduser()
+    except UnicodeEncodeError:
+        raise CalgpError(f"Invalid source {short_repr(text)}: must be UTF-8 text; rename the folder.") from None
+    except RuntimeError as error:
+        raise CalgpError(f"Invalid source {short_repr(text)} ({error}): must be a path; give it in full.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedded(Source):
-    """A small set that comes with calgp: one xz file a part, of three NumPy arrays (pictures, labels, rows)."""
+class BundledSource(Source):
+    """A small set that comes with calgp: xz files for each part, each of three NumPy arrays (images, labels, rows)."""
 
     class_names: tuple[str, ...]
+    files: dict[Split, tuple[str, ...]]
 
     def load(self, split: Split, directory: Path | None = None) -> Images:
         self.check_split(split)
-        file = resources.files("calgp.data") / "embedded" / f"{self.name}-{split}.xz"
-        with file.open("rb") as packed, lzma.open(packed) as stream:
-            x, y, rows = (np.lib.format.read_array(stream, allow_pickle=False) for _ in range(3))
-        wide = torch.from_numpy(y).long(), torch.from_numpy(rows).long()
-        return Images(torch.from_numpy(x)[:, None], wide[0], self.class_names, wide[1])
+        x, y, rows = (
+            torch.from_numpy(np.concatenate(arrays))
+            for arrays in zip(*map(_read_bundled, self.files[split]), strict=True)
+        )
+        return Images(x[:, None], y.long(), self.class_names, rows.long())
 
-    def is_here(self, directory: Path | None = None) -> bool:
+    def is_available(self, directory: Path | None = None) -> bool:
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idx(Source):
-    """A set in idx files, a file of pictures and one of labels for each part, gzipped or not."""
+class IdxSource(Source):
+    """A set in idx files, a file of images and one of labels for each part, gzipped or not."""
 
     class_names: tuple[str, ...]
     folders: tuple[str, ...]
     files: dict[Split, tuple[str, str]]
-    pictures: str | None = None  # a folder of picture files that holds the same set
+    folder_of_images: str | None = None  # image files that are the same set
 
     def load(self, split: Split, directory: Path | None = None) -> Images:
         self.check_split(split)
@@ -97,14 +130,15 @@ class Idx(Source):
         if found := self._find(root, split):
             x, y = (read_idx(path) for path in found)
             return _images(x, y, self.class_names, found)
-        if self.pictures and (root / self.pictures).is_dir():
-            return Folder(root / self.pictures, size=self.size, colour="grey", skip_unreadable=True).whole()
+        if self.folder_of_images and (root / self.folder_of_images).is_dir():
+            folder = root / self.folder_of_images
+            return Folder(folder, size=self.size, colour="grey", skip_unreadable=True, test_share=1).load("test")
         raise _missing(self, root, [f"{self.folders[0]}/{file}.gz" for file in self.files[split]])
 
-    def is_here(self, directory: Path | None = None) -> bool:
+    def is_available(self, directory: Path | None = None) -> bool:
         root = data_directory(directory)
         return all(self._find(root, split) for split in self.splits) or bool(
-            self.pictures and (root / self.pictures).is_dir()
+            self.folder_of_images and (root / self.folder_of_images).is_dir()
         )
 
     def _find(self, root: Path, split: Split) -> list[Path]:
@@ -117,7 +151,7 @@ class Idx(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar(Source):
+class CifarSource(Source):
     """CIFAR in its Python version (pickles, read without running them) or its binary one.
 
     A part of the set is accepted: what the files hold is what is loaded.
@@ -147,7 +181,7 @@ class Cifar(Source):
                 return _images(*joined([read_cifar_binary(path, self.label_bytes) for path in paths]), names, paths)
         raise _missing(self, root, [f"{self.python}/{file}" for file in (*self.batches[split], self.names_file)])
 
-    def is_here(self, directory: Path | None = None) -> bool:
+    def is_available(self, directory: Path | None = None) -> bool:
         root = data_directory(directory)
         files = [file for split in self.splits for file in self.batches[split]]
         return any(
@@ -157,15 +191,20 @@ class Cifar(Source):
         )
 
 
+def _read_bundled(name: str) -> list[np.ndarray]:
+    """The arrays of a file that comes with calgp."""
+    file = resources.files("calgp.data") / "embedded" / f"{name}.xz"
+    with file.open("rb") as packed, lzma.open(packed) as stream:
+        return [np.lib.format.read_array(stream, allow_pickle=False) for _ in range(3)]
+
+
 def _images(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], paths: list[Path]) -> Images:
     """Arrays out of files; the files' name goes with any complaint."""
     try:
         if y.shape != x.shape[:1]:  # before labels become eight times as large
-            raise CalgpError(
-                f"there are pictures {list(x.shape)} and labels {list(y.shape)}; give one label a picture."
-            )
-        pictures = torch.from_numpy(x)
-        return Images.of(pictures[:, None] if x.ndim == 3 else pictures, torch.from_numpy(y).long(), classes)
+            raise CalgpError(f"there are images {list(x.shape)} and labels {list(y.shape)}; give one label an image.")
+        pixels = torch.from_numpy(x)
+        return Images.of(pixels[:, None] if x.ndim == 3 else pixels, torch.from_numpy(y).long(), classes)
     except CalgpError as error:
         raise CalgpError(f"{paths[0]} and its labels do not fit together: {error}") from error
 
@@ -175,64 +214,71 @@ def _first(*paths: Path) -> Path | None:
 
 
 def _missing(source: Source, root: Path, files: list[str]) -> CalgpError:
-    fetch = f", or let `calgp sources --download {source.name}` fetch them where there is a network"
+    command = f", or let `calgp sources --download {source.name}` download them"
     return CalgpError(
-        f"{source.name} is not in {root}. Put {', '.join(files)} there{fetch if source.fetchable else ''}. "
+        f"{source.name} is not in {root}. Put {', '.join(files)} there{command if source.downloadable else ''}. "
         f"Another folder is named by --data or the variable CALGP_DATA."
     )
 
 
 _DIGITS = tuple("0123456789")
 _LETTERS = tuple("ABCDEFGHIJ")
-_EVERY: tuple[Source, ...] = (
-    Embedded(
+_TABLE: tuple[Source, ...] = (
+    BundledSource(
         name="digits",
         description="5,000 + 1,000 of MNIST's handwritten digits, 28×28 grey; comes with calgp",
         classes=10, channels=1, size=28, class_names=_DIGITS,
+        files={"train": ("digits-train",), "test": ("digits-test",)},
     ),
-    Embedded(
+    BundledSource(
+        name="digits-large",
+        description="digits with 7,000 more test images (8,000 in all), to tell close methods apart; comes with calgp",
+        classes=10, channels=1, size=28, class_names=_DIGITS,
+        files={"train": ("digits-train",), "test": ("digits-test", "digits-test-2")},
+    ),
+    BundledSource(
         name="letters",
         description="1,000 letters A–J in many typefaces, 28×28 grey, to test what is not a digit; comes with calgp",
-        classes=10, channels=1, size=28, splits=("test",), class_names=_LETTERS,
+        classes=10, channels=1, size=28, splits=("test",), class_names=_LETTERS, files={"test": ("letters-test",)},
     ),
-    Idx(
+    IdxSource(
         name="mnist",
         description="MNIST: 60,000 + 10,000 handwritten digits, 28×28 grey",
-        fetchable=True, classes=10, channels=1, size=28, class_names=_DIGITS, folders=("MNIST/raw", "mnist", "."),
+        downloadable=True, classes=10, channels=1, size=28, class_names=_DIGITS, folders=("MNIST/raw", "mnist", "."),
         files={
             "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
             "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
         },
     ),
-    Idx(
+    IdxSource(
         name="notmnist",
         description="notMNIST (small): 18,724 letters A–J in many typefaces, 28×28 grey",
         classes=10, channels=1, size=28, splits=("test",), class_names=_LETTERS,
         folders=("notMNIST/raw", "notmnist", "."), files={"test": ("images-idx3-ubyte", "labels-idx1-ubyte")},
-        pictures="notMNIST_small",
+        folder_of_images="notMNIST_small",
     ),
-    Cifar(
+    CifarSource(
         name="cifar10",
         description="CIFAR-10: 50,000 + 10,000 photographs of 10 classes, 32×32 RGB",
-        fetchable=True, classes=10, channels=3, size=32, python="cifar-10-batches-py", binary="cifar-10-batches-bin",
+        downloadable=True, classes=10, channels=3, size=32, python="cifar-10-batches-py", binary="cifar-10-batches-bin",
         batches={"train": tuple(f"data_batch_{part}" for part in range(1, 6)), "test": ("test_batch",)},
         label_key="labels", names_key="label_names", names_file="batches.meta", names_text="batches.meta.txt",
         label_bytes=1,
     ),
-    Cifar(
+    CifarSource(
         name="cifar100",
         description="CIFAR-100: 50,000 + 10,000 photographs of 100 classes, 32×32 RGB",
-        fetchable=True, classes=100, channels=3, size=32, python="cifar-100-python", binary="cifar-100-binary",
+        downloadable=True, classes=100, channels=3, size=32, python="cifar-100-python", binary="cifar-100-binary",
         batches={"train": ("train",), "test": ("test",)},
         label_key="fine_labels", names_key="fine_label_names", names_file="meta", names_text="fine_label_names.txt",
         label_bytes=2,
     ),
 )  # fmt: skip
-SOURCES: dict[str, Source] = {source.name: source for source in _EVERY}
+SOURCES: dict[str, Source] = {source.name: source for source in _TABLE}
 
-PLACES: dict[str, Callable[[Path, int | None, Colour | None, int | None], Source]] = {
-    "folder": lambda path, size, colour, workers: Folder(path, size=size, colour=colour),
-    "stream": lambda path, size, colour, workers: Folder(path, size=size, colour=colour, workers=worker_count(workers)),
-    "shards": lambda path, size, colour, workers: Shards(path, size=size, colour=colour, workers=worker_count(workers)),
+PATH_SOURCES: dict[str, tuple[type[Folder] | type[Shards], bool]] = {  # and whether its images stay in their files
+    "folder": (Folder, False),
+    "stream": (Folder, True),
+    "shards": (Shards, True),
 }
-_PLACED = "folder:PATH, stream:PATH (a folder that stays on the disk) and shards:PATH (tar files)"
+_PATH_HELP = "folder:PATH, stream:PATH (a folder that stays on the disk) and shards:PATH (tar files)"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -16,11 +15,12 @@ from calgp.errors import CalgpError
 from calgp.gp import predict
 from calgp.nets import Task
 from calgp.runs import Run, identity
-from calgp.runs.folder import build, environment
+from calgp.runs.environment import environment
+from calgp.runs.folder import build
 from calgp.runs.reading import read_json
 from calgp.runs.writing import reporting, write_whole
 
-from .reproduce import Where
+from .reproduce import Paths
 from .rows import Row
 
 IMAGES, TURNS = 100, 3
@@ -47,7 +47,7 @@ class Prediction:
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(IMAGES, self.task.channels, self.task.height, self.task.width, generator=generator)
         start = time.process_time()
-        predict(model, x, samples=self.samples, seed=0)
+        predict(model, x, passes=self.samples, seed=0)
         return 1000 * (time.process_time() - start) / IMAGES
 
 
@@ -64,14 +64,14 @@ def side_by_side(
     return least
 
 
-def known_costs(rows: Iterable[Row], where: Where) -> dict[str, float] | None:
+def known_costs(rows: Iterable[Row], where: Paths) -> dict[str, float] | None:
     """What predictions of these rows cost, by key, from one race that had them all; None if there was none."""
     wanted = _wanted(rows).keys()
     return next((race for race in _races(where) if wanted <= race.keys()), None if wanted else {})
 
 
 def measured_costs(
-    rows: Iterable[Row], where: Where, watch: Callable[[int, int], None] = lambda more, total: None
+    rows: Iterable[Row], where: Paths, watch: Callable[[int, int], None] = lambda more, total: None
 ) -> dict[str, float]:
     """The same from a new race, which is kept."""
     found = side_by_side(_wanted(rows).values(), watch)
@@ -89,7 +89,7 @@ def priced(rows: Sequence[Row], costs: Mapping[str, float]) -> list[Row]:
     return [with_cost(row) for row in rows]
 
 
-def _races(where: Where) -> Iterator[dict[str, float]]:
+def _races(where: Paths) -> Iterator[dict[str, float]]:
     """What races found that can be read; others are run again."""
     for place in where.small:
         for file in sorted(place.rglob("costs-*.json")) if place.is_dir() else []:
@@ -97,15 +97,15 @@ def _races(where: Where) -> Iterator[dict[str, float]]:
                 yield {key: float(value) for key, value in read_json(file)["milliseconds"].items()}
 
 
-def _keep(race: Mapping[str, float], where: Where) -> None:
+def _keep(race: Mapping[str, float], where: Paths) -> None:
     """Write what a race found, named by who took part, with the machine that it was run on."""
     name = f"costs-{hashlib.sha256(''.join(sorted(race)).encode()).hexdigest()[:8]}.json"
-    told: dict[str, Any] = {"milliseconds": dict(race), "images": IMAGES, "turns": TURNS, "environment": environment()}
-    del told["environment"]["command"]  # it names places
+    made_by = {key: value for key, value in environment().items() if key != "command"}  # which names places
+    record = {"milliseconds": dict(race), "images": IMAGES, "turns": TURNS, "environment": made_by}
     if where.keep is not None:
         with reporting(where.keep):
             where.keep.mkdir(parents=True, exist_ok=True)
-            write_whole(where.keep / name, (json.dumps(told, indent=1) + "\n").encode())
+            write_whole(where.keep / name, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _wanted(rows: Iterable[Row]) -> dict[str, Prediction]:
@@ -114,7 +114,7 @@ def _wanted(rows: Iterable[Row]) -> dict[str, Prediction]:
 
 def _prediction(row: Row) -> Prediction:
     detail = row.details[0]
-    return Prediction(detail["run"], detail["task"], detail["own"]["samples"])
+    return Prediction(detail.card.run, detail.card.task, detail.own.samples)
 
 
 @contextmanager

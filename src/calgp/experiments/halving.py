@@ -24,11 +24,14 @@ class Budget:
     samples: predictive samples for the hold-out score.
     images: training images of each rung, a balanced part; none given: all. Short pilots on all images see each of them
         a few times only, and so favour options that learn fast over those that do not overfit.
+    finalists: pilots of the last rung. As many as `pilots`: all have the full length, so none is judged too early.
 
     >>> Budget(pilots=8, steps=2000).rungs
     ((8, 222), (3, 667), (1, 2000))
     >>> Budget().total_pilots, Budget().total_steps
     (12, 5777)
+    >>> Budget(pilots=9, steps=900, finalists=3).rungs
+    ((9, 300), (3, 900))
     """
 
     pilots: int = 8
@@ -36,13 +39,14 @@ class Budget:
     factor: int = 3
     samples: int = 20
     images: tuple[int, ...] = ()
+    finalists: int = 1
 
     def __post_init__(self) -> None:
-        if self.images and len(self.images) != len(self._counts):
-            raise CalgpError(f"Invalid images={self.images}: {self.pilots} pilots have {len(self._counts)} rungs.")
-        for name, least in (("pilots", 1), ("steps", 1), ("factor", 2), ("samples", 1)):
+        for name, least in (("pilots", 1), ("steps", 1), ("factor", 2), ("samples", 1), ("finalists", 1)):
             if getattr(self, name) < least:
                 raise CalgpError(f"Invalid {name}={getattr(self, name)}: must be at least {least}.")
+        if self.images and len(self.images) != len(self._counts):
+            raise CalgpError(f"Invalid images={self.images}: {self.pilots} pilots have {len(self._counts)} rungs.")
         least = self.factor ** (len(self._counts) - 1)
         if self.steps < least:
             raise CalgpError(
@@ -53,13 +57,13 @@ class Budget:
     @property
     def _counts(self) -> list[int]:
         counts = [self.pilots]
-        while counts[-1] > 1:
-            counts.append(math.ceil(counts[-1] / self.factor))
+        while counts[-1] > self.finalists:
+            counts.append(max(math.ceil(counts[-1] / self.factor), self.finalists))
         return counts
 
     @property
     def rungs(self) -> tuple[tuple[int, int], ...]:
-        """(pilots, steps of each) of every rung, from many short ones to one long one."""
+        """(pilots, steps of each) of every rung, from many short ones to a few long ones."""
         last = len(self._counts) - 1
         return tuple(
             (count, round(self.steps / self.factor ** (last - rung))) for rung, count in enumerate(self._counts)

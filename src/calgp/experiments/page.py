@@ -1,20 +1,16 @@
 """From the rows of an experiment to its files: a page, figures as SVG and PNG, tables as CSV and JSON."""
 
-import dataclasses
 import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from calgp.methods import METHODS
-from calgp.nets import BACKBONES
 from calgp.report.experiment import experiment_page
-from calgp.report.figures import Bins
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
-from calgp.runs import Run
-from calgp.runs.folder import environment
+from calgp.run import train_command
+from calgp.runs.environment import environment
+from calgp.runs.results import Histogram, Reliability
 from calgp.runs.writing import remove_leftovers, reporting, write_whole
 
 from .paper import Experiment
@@ -116,32 +112,6 @@ def draw_frontier(experiment: Experiment, rows: Sequence[Row]) -> Drawn | None:
     return frontiers(panels, styled=styles([row.method for row in rows])) if panels else None
 
 
-def train_command(run: Run) -> str:
-    """The command that trains this very run."""
-    words = ["calgp", "train", "--source", run.source, *_named("method", run.method, METHODS)]
-    words += _named("backbone", run.backbone, BACKBONES)
-    flags = {"train_size": "--train-size", "steps": "--steps", "epochs": "--epochs", "batch_size": "--batch-size",
-             "learning_rate": "--lr", "schedule": "--schedule", "seed": "--seed", "size": "--size",
-             "colour": "--colour"}  # fmt: skip
-    default = Run(run.method, run.backbone)
-    for name in (each.name for each in dataclasses.fields(run)):
-        value = getattr(run, name)
-        if name in ("method", "backbone", "source") or value == getattr(default, name):
-            continue
-        words += [flags[name], f"{value}"] if name in flags else ["--set", f"{name}={json.dumps(value)}"]
-    return shlex.join(words)
-
-
-def _named(what: str, value: Any, table: Mapping[str, Any]) -> list[str]:
-    """The nearest ready value, and the options that differ from it."""
-    options = dataclasses.asdict(value)
-    alike = {name: dataclasses.asdict(ready) for name, ready in table.items() if type(ready) is type(value)}
-    differing = {name: {k: v for k, v in options.items() if v != ready[k]} for name, ready in alike.items()}
-    name = min(differing, key=lambda name: len(differing[name]))
-    settings = [("--set", f"{what}.{option}={json.dumps(new)}") for option, new in differing[name].items()]
-    return [f"--{what}", name, *(word for setting in settings for word in setting)]
-
-
 def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {panel: [row for row in rows if row.panel == panel] for panel in dict.fromkeys(row.panel for row in rows)}
 
@@ -162,20 +132,18 @@ def _draw_curves(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[R
 
 
 def _draw_reliabilities(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
-    def shown(row: Row) -> tuple[str, Bins | None, str]:
+    def shown(row: Row) -> tuple[str, Reliability | None, str]:
         if not row.details:
             return row.method, None, ""
         heading = f"ECE {row.mean('ece'):.3f}  BRIER {row.mean('brier'):.3f}"
-        return row.method, _joined([detail["own"]["reliability"] for detail in row.details]), heading
+        return row.method, _joined([detail.own.own.reliability for detail in row.details]), heading
 
     return reliabilities([(panel, [shown(row) for row in members]) for panel, members in _panels(rows).items()])
 
 
 def _draw_densities(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
     def shown(row: Row) -> Density | str:
-        found = [
-            (d["own"].get("entropy_histogram"), (d["outside"] or {}).get("entropy_histogram")) for d in row.details
-        ]
+        found = [(d.own.entropy_histogram, d.outside and d.outside.entropy_histogram) for d in row.details]
         known = [(inside, outside) for inside, outside in found if inside and outside]
         if not known:
             return row.method
@@ -205,22 +173,24 @@ def _draw_ladders(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[
     return ladders(panels, styled=styles([row.method for row in rows]))
 
 
-def _joined(tables: Sequence[Mapping[str, Any]]) -> Bins:
+def _joined(tables: Sequence[Reliability]) -> Reliability:
     """The reliability diagram of all seeds' predictions together."""
-    count = [sum(column) for column in zip(*(table["count"] for table in tables), strict=True)]
+    count = tuple(sum(column) for column in zip(*(table.count for table in tables), strict=True))
 
-    def average(name: str) -> list[float | None]:
+    def average(columns: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
         sums = [
-            sum((table[name][place] or 0.0) * table["count"][place] for table in tables) for place in range(len(count))
+            sum((column[place] or 0.0) * table.count[place] for column, table in zip(columns, tables, strict=True))
+            for place in range(len(count))
         ]
-        return [total / n if n else None for total, n in zip(sums, count, strict=True)]
+        return tuple(total / n if n else None for total, n in zip(sums, count, strict=True))
 
-    return Bins(tables[0]["edges"], count, average("accuracy"), average("confidence"))
+    accuracy, confidence = average([table.accuracy for table in tables]), average([t.confidence for t in tables])
+    return Reliability(tables[0].edges, count, accuracy, confidence)
 
 
-def _summed(histograms: Sequence[Mapping[str, Any]]) -> tuple[Sequence[float], Sequence[float]]:
-    counts = [sum(column) for column in zip(*(each["count"] for each in histograms), strict=True)]
-    return histograms[0]["edges"], counts
+def _summed(histograms: Sequence[Histogram]) -> tuple[Sequence[float], Sequence[float]]:
+    counts = [sum(column) for column in zip(*(each.count for each in histograms), strict=True)]
+    return histograms[0].edges, counts
 
 
 def _facts(scale: Scale, rows: Sequence[Row], authors: bool) -> list[tuple[str, str]]:
@@ -237,8 +207,9 @@ def _versions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """What made the runs, and what made the page."""
     now = environment()
     names = ("calgp", "torch", "python", "machine", "threads")
-    used = {name: {str(d["environment"].get(name, "unknown")) for row in rows for d in row.details} for name in names}
+    made_by = [detail.card.environment for row in rows for detail in row.details]
+    used = {name: {str(getattr(each, name) or "unknown") for each in made_by} for name in names}
     versions = [(f"{name} of the runs", ", ".join(sorted(found))) for name, found in used.items() if found]
-    started = sorted(str(d["environment"].get("started", "")) for row in rows for d in row.details)
+    started = sorted(each.started or "" for each in made_by)
     dates = [("runs started", f"{started[0]} … {started[-1]}")] if started else []
-    return [*versions, *dates, ("this page", f"calgp {now['calgp']}, torch {now['torch']}, {now['started']}")]
+    return [*versions, *dates, ("this page", f"calgp {now.calgp}, torch {now.torch}, {now.started}")]

@@ -23,6 +23,7 @@ from .scales import (
     EXISTING,
     GPDNN,
     GPDNN_MCD,
+    INTEGRATED,
     MCD,
     MNIST,
     MNIST_DEEP,
@@ -105,8 +106,10 @@ def _sizes(scale: Scale) -> tuple[Cell, ...]:
     return tuple(
         Cell(method, panel, float(setting.size(size)), scale.runs(method, panel, size), setting.samples)
         for panel in (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP)
+        if panel in scale.settings
         for setting in [scale.settings[panel]]
-        for method in ALL
+        for method in (*ALL, *INTEGRATED)
+        if method in scale.methods
         for size in setting.steps
     )
 
@@ -133,10 +136,14 @@ def _outside(scale: Scale) -> tuple[Cell, ...]:
     """Trained on MNIST, at the largest size that has as many seeds as any (intervals want three)."""
     cells = []
     for panel in (MNIST, MNIST_DEEP):
+        if panel not in scale.settings:
+            continue
         setting = scale.settings[panel]
         most = max(len(seeds) for seeds in setting.seeds.values())
         size = [size for size, seeds in setting.seeds.items() if len(seeds) == most][-1]
-        for method in (RF, SORF, MCD, CAL, GPDNN):
+        for method in (RF, SORF, MCD, CAL, GPDNN, *INTEGRATED):
+            if method not in scale.methods:
+                continue
             runs = scale.runs(method, panel, size)
             cells.append(Cell(method, panel, None, runs, setting.samples, outside=setting.outside))
     return tuple(cells)
@@ -236,7 +243,8 @@ def _shift(scale: Scale) -> tuple[Cell, ...]:
         Cell(method, kind, float(severity), scale.runs(method, MNIST, size)[:1], setting.samples,
              test=Shift(kind, severity, scale.corrupted) if severity else None)
         for kind in CORRUPTIONS
-        for method in ALL
+        for method in (*ALL, *INTEGRATED)
+        if method in scale.methods
         for severity in (0, *scale.severities)
     )  # fmt: skip
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder
-from calgp.runs.engines import FAILURES, Engine, Here, Under
+from calgp.runs.engines import FAILURES, Engine, RunningTask, SerialEngine
 from calgp.runs.folder import slug
 from calgp.runs.writing import Busy, owned
 
 from .halving import Budget
 from .paper import EXPERIMENTS, GPDNN_PRIOR, LEARNED
-from .reproduce import Job, Progress, Where, finished_results, first_done, jobs_of, key, perform, share_done
+from .reproduce import Job, Paths, Progress, finished_results, first_done, jobs_of, key, perform, share_done
 from .rows import Cell
 from .scales import GPDNN_MCD, SORF, Scale, count_of_training_images, find_scale, seconds
 from .tune import HOLDOUT, read_log, tune, write_log
@@ -60,9 +60,9 @@ class Tuning:
             total += count * seconds(replace(self.base, steps=steps), self.budget.samples, held_out)
         return total
 
-    def perform(self, where: Where, watch: Callable[[float], None]) -> None:
+    def perform(self, where: Paths, watch: Callable[[float], None]) -> None:
         """Search, or go on searching, and write the log."""
-        pilots = Where(where.runs / "pilots" / slug(self.log), data=where.data, precision=where.precision)
+        pilots = Paths(where.runs / "pilots" / slug(self.log), data=where.data, precision=where.precision)
         found = tune(self.base, self.budget, pilots, watch=watch)
         write_log(found, (where.keep or where.runs) / self.log)
 
@@ -90,7 +90,7 @@ class Training:
     def seconds(self) -> float:
         return self.job.seconds
 
-    def perform(self, where: Where, watch: Callable[[float], None]) -> None:
+    def perform(self, where: Paths, watch: Callable[[float], None]) -> None:
         perform(self.job, replace(where, keep=where.keep and where.keep / self.scale), watch)
 
 
@@ -113,7 +113,7 @@ class Plan:
         """All cells; those of methods that are not tuned yet have the options that their tuning begins with."""
         return [cell for name in self.names for cell in EXPERIMENTS[name].planned(self.scale)]
 
-    def tasks(self, where: Where) -> list[Task]:
+    def tasks(self, where: Paths) -> list[Task]:
         """What can be begun now: the most valuable first, seed 0 of everything before second seeds."""
         cells = [cell for cell in self.cells() if origin(cell) not in self.untuned]
         results = finished_results(where.small)
@@ -140,7 +140,7 @@ class Plan:
         panels, methods = list(self.scale.settings), list(self.scale.methods)
         return seed, panels.index(panel), variant, methods.index(method), int(tuned)
 
-    def cost(self, where: Where) -> tuple[int, int, float]:
+    def cost(self, where: Paths) -> tuple[int, int, float]:
         """Tunings and runs that are missing, and about how many seconds of one core they take."""
         later = [cell for cell in self.cells() if origin(cell) in self.untuned]
         tasks = [*self.tasks(where), *(Training(job, self.scale.name) for job in jobs_of(later))]
@@ -201,10 +201,10 @@ def stale(plan: Plan, keep: Path) -> list[RunFolder]:
 def run_queue(
     names: Sequence[str],
     scale: str,
-    where: Where,
+    where: Paths,
     *,
     workers: int = 1,
-    engine: Engine = Here(),
+    engine: Engine = SerialEngine(),
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, str]:
     """Work until nothing is left to do; what failed, by key, with the reason. The same call goes on where it was."""
@@ -216,7 +216,7 @@ def run_queue(
         if failure is not None:
             failures[f"worker {worker}"] = failure
 
-    def under_way(seen: Sequence[Under[int]]) -> None:
+    def under_way(seen: Sequence[RunningTask[int]]) -> None:
         nonlocal counted
         if time.monotonic() - counted < IDLE_SECONDS:
             return
@@ -230,7 +230,7 @@ def run_queue(
     return failures
 
 
-def _progress(names: Sequence[str], scale: str, where: Where, whole: tuple[int, int, float], failed: int) -> Progress:
+def _progress(names: Sequence[str], scale: str, where: Paths, whole: tuple[int, int, float], failed: int) -> Progress:
     """How much of what was missing at the beginning is done, runs under way by their logs."""
     plan = make_plan(names, find_scale(scale), where.small)
     tunings, runs, left = plan.cost(where)
@@ -247,7 +247,7 @@ class _Worker:
 
     names: tuple[str, ...]
     scale: str
-    where: Where
+    where: Paths
 
     def __call__(self, number: int, /, *, watch: Callable[[float], None]) -> None:
         failed: dict[str, str] = {}
@@ -255,7 +255,7 @@ class _Worker:
         while True:
             tasks = make_plan(self.names, find_scale(self.scale), where.small).tasks(where)
             sources = {source for task in tasks for source in task.sources}
-            absent = {source for source in sources if not open_source(source).is_here(where.data)}
+            absent = {source for source in sources if not open_source(source).is_available(where.data)}
             tasks = [task for task in tasks if task.key not in failed and not absent & set(task.sources)]
             if not tasks:
                 break
@@ -266,7 +266,7 @@ class _Worker:
             raise CalgpError(" ".join(reasons))
 
 
-def _take_one(tasks: Sequence[Task], where: Where, failed: dict[str, str], watch: Callable[[float], None]) -> bool:
+def _take_one(tasks: Sequence[Task], where: Paths, failed: dict[str, str], watch: Callable[[float], None]) -> bool:
     """Do the first task that nobody else has begun; whether there was one."""
     for task in tasks:
         try:

@@ -13,15 +13,15 @@ from calgp.data import data_directory
 from calgp.data.corruptions import corrupted
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
-from calgp.runs import Run, RunFolder, Step, evaluate, identity, train
-from calgp.runs.engines import Engine, Here, Under
+from calgp.runs import Classifier, Run, RunFolder, Step, identity, train_run
+from calgp.runs.engines import Engine, RunningTask, SerialEngine
 from calgp.runs.evaluation import test_images
 from calgp.runs.image_scores import image_scores, image_scores_name, packed
 from calgp.runs.reading import read_json
 from calgp.runs.training_data import held_out_images
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
 
-from .rows import Cell, Row, Shift, evaluated_name, evaluation, held_out_name, row_of
+from .rows import Cell, Row, Shift, evaluated_name, evaluation, held_out_name, passes, row_of
 from .scales import count_of_test_images, count_of_training_images, seconds
 
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
@@ -47,7 +47,8 @@ class Job:
         whole = count_of_test_images(self.run.source)
         tests = sum((test and test.images) or whole for test in self.tests)
         held_out = int(self.held_out * (self.run.holdout or 0) * count_of_training_images(self.run))
-        return seconds(self.run, self.samples, tests + held_out + sum(map(count_of_test_images, self.outside)))
+        images = tests + held_out + sum(map(count_of_test_images, self.outside))
+        return seconds(self.run, passes(self.run, self.samples), images)
 
     @property
     def name(self) -> str:
@@ -82,7 +83,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Where:
+class Paths:
     """Places: where runs are made, where small results of finished ones are looked for and kept, where images lie.
 
     Rows and pages are made from small results alone: those in `results`, in this order, and those in `keep`.
@@ -99,7 +100,7 @@ class Where:
         """All folders of small results, those that were given first."""
         return (*self.results, *([] if self.keep is None else [self.keep]))
 
-    def absolute(self) -> "Where":
+    def absolute(self) -> "Paths":
         """The same for processes that are elsewhere."""
         places = {"runs": self.runs, "keep": self.keep, "data": data_directory(self.data)}
         absolute = {name: None if path is None else path.absolute() for name, path in places.items()}
@@ -153,7 +154,7 @@ def finished_results(paths: Iterable[Path]) -> dict[str, list[RunFolder]]:
     return found
 
 
-def done_folder(job: Job, where: Where, results: Mapping[str, Sequence[RunFolder]]) -> RunFolder | None:
+def done_folder(job: Job, where: Paths, results: Mapping[str, Sequence[RunFolder]]) -> RunFolder | None:
     """The folder that has all evaluations of a job; None if it is still to be run."""
     return first_done(job, (RunFolder(where.runs / job.key), *results.get(job.key, ())))
 
@@ -165,7 +166,7 @@ def first_done(job: Job, folders: Iterable[RunFolder]) -> RunFolder | None:
     return None
 
 
-def perform(job: Job, where: Where, watch: Callable[[float], None] = lambda share: None) -> None:
+def perform(job: Job, where: Paths, watch: Callable[[float], None] = lambda share: None) -> None:
     """Train a run, or go on with it, and make the evaluations that it lacks. It may be killed at any moment."""
     folder = RunFolder(where.runs / job.key)
     with folder.owned():
@@ -174,31 +175,31 @@ def perform(job: Job, where: Where, watch: Callable[[float], None] = lambda shar
         keep(folder, where.keep / job.key)
 
 
-def _perform(job: Job, folder: RunFolder, where: Where, watch: Callable[[float], None]) -> None:
+def _perform(job: Job, folder: RunFolder, where: Paths, watch: Callable[[float], None]) -> None:
     fabric = Fabric(accelerator="auto", devices=1, precision=where.precision)  # pyright: ignore[reportArgumentType]
 
     def step(step: Step) -> None:
         watch(0.8 * step.step / step.steps)
 
     if not folder.finished or folder.interrupted:  # or killed between the model and the end
-        train(job.run, folder, fabric, directory=where.data, resume=folder.interrupted, watch=step)
+        train_run(job.run, folder, fabric, directory=where.data, resume=folder.interrupted, watch=step)
+    classifier, count = Classifier.load(folder, fabric=fabric), passes(job.run, job.samples)
     name = held_out_name(job.run.source)
     if job.held_out and evaluation(folder, job.run, name, job.samples) is None:
-        images = held_out_images(folder, where.data)
-        evaluate(folder, fabric, source=name, images=images, samples=job.samples)
+        classifier.evaluate(name, images=held_out_images(folder.path, classifier.card, where.data), passes=count)
     for test in job.tests:
         name = evaluated_name(job.run.source, test)
         if evaluation(folder, job.run, name, job.samples) is None:
-            images = test_images(folder, job.run.source, directory=where.data)
+            images = test_images(classifier.card, job.run.source, directory=where.data)
             if test is not None:
                 part = images if test.images is None else images.balanced(test.images, seed=0)
                 images = corrupted(part, test.kind, test.severity, seed=0)
-            evaluate(folder, fabric, source=name, images=images, samples=job.samples)
+            classifier.evaluate(name, images=images, passes=count)
         if test is not None:  # many and large; their scores are kept
             folder.remove(folder.predictions_name(name, job.run.method.calibrator))
     for source in job.outside:
         if evaluation(folder, job.run, source, job.samples) is None:
-            evaluate(folder, fabric, source=source, directory=where.data, samples=job.samples)
+            classifier.evaluate(source, directory=where.data, passes=count)
 
 
 def keep(folder: RunFolder, target: Path) -> None:
@@ -217,7 +218,7 @@ def keep(folder: RunFolder, target: Path) -> None:
         write_whole(target / "run.json", (json.dumps(described, indent=1) + "\n").encode())  # last: then it counts
 
 
-def _keep_finished(cells: Iterable[Cell], where: Where) -> None:
+def _keep_finished(cells: Iterable[Cell], where: Paths) -> None:
     """Keep what is finished and was not kept: by a process that was killed, or without its per-image scores."""
     if where.keep is None:
         return
@@ -234,11 +235,11 @@ def _lacks_image_scores(folder: RunFolder, target: RunFolder) -> bool:
     return any(
         not (target.path / image_scores_name(folder, evaluated)).is_file()
         for evaluated in folder.evaluations()
-        if (folder.path / folder.predictions_name(evaluated["source"], evaluated["calibrator"])).is_file()
+        if (folder.path / folder.predictions_name(evaluated.source, evaluated.calibrator)).is_file()
     )
 
 
-def missing(cells: Iterable[Cell], where: Where) -> list[Job]:
+def missing(cells: Iterable[Cell], where: Paths) -> list[Job]:
     """The jobs that are still to be done."""
     results = finished_results(where.small)
     return [job for job in jobs_of(cells) if done_folder(job, where, results) is None]
@@ -246,9 +247,9 @@ def missing(cells: Iterable[Cell], where: Where) -> list[Job]:
 
 def run_missing(
     cells: Iterable[Cell],
-    where: Where,
+    where: Paths,
     *,
-    engine: Engine = Here(),
+    engine: Engine = SerialEngine(),
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, str]:
     """Run what is missing for some cells; what failed, by key, with the reason. The others go on.
@@ -262,10 +263,10 @@ def run_missing(
 
 
 def run_jobs(
-    todo: Sequence[Job], where: Where, *, engine: Engine = Here(), watch: Callable[[Progress], None]
+    todo: Sequence[Job], where: Paths, *, engine: Engine = SerialEngine(), watch: Callable[[Progress], None]
 ) -> dict[str, str]:
     """Do all these jobs; what failed, by key, or by the source that is not there, with the reason."""
-    absent = {source for job in todo for source in job.sources if not open_source(source).is_here(where.data)}
+    absent = {source for job in todo for source in job.sources if not open_source(source).is_available(where.data)}
     left_out = [job for job in todo if absent & set(job.sources)]
     todo = [job for job in todo if not absent & set(job.sources)]
     tally = _Tally(sum(job.seconds for job in todo), len(todo))
@@ -282,7 +283,7 @@ def run_jobs(
         tally.work, tally.done = tally.work + job.seconds, tally.done + 1
         watch(tally.progress(job.name))
 
-    def under_way(seen: Sequence[Under[Job]]) -> None:
+    def under_way(seen: Sequence[RunningTask[Job]]) -> None:
         shares = [(under.task, share_done(under.task, where) if under.share is None else under.share) for under in seen]
         now = shares[0][0].name if len(shares) == 1 else f"{len(shares)} runs at a time"
         watch(tally.progress(now, sum(job.seconds * share for job, share in shares)))
@@ -293,7 +294,7 @@ def run_jobs(
     return tally.failures
 
 
-def rows_of(cells: Iterable[Cell], where: Where) -> list[Row]:
+def rows_of(cells: Iterable[Cell], where: Paths) -> list[Row]:
     """A row for each cell, from the small results of runs that are done; `where.runs` is not looked at."""
     results = finished_results(where.small)
     rows = []
@@ -304,11 +305,11 @@ def rows_of(cells: Iterable[Cell], where: Where) -> list[Row]:
     return rows
 
 
-def share_done(job: Job, where: Where) -> float:
+def share_done(job: Job, where: Paths) -> float:
     """How much of a run is done, by its log."""
     folder = RunFolder(where.runs / job.key)
     try:
         steps = job.run.total_steps(folder.card().train_images)
-        return 0.8 * folder.log()[-1]["step"] / steps
+        return 0.8 * folder.log()[-1].step / steps
     except (CalgpError, IndexError):
         return 0.0

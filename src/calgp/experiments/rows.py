@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import mean
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from calgp import metrics
+from calgp.errors import CalgpError
 from calgp.metrics import Outcomes
-from calgp.runs import Run, RunFolder
+from calgp.runs import Card, Evaluation, Run, RunFolder
 from calgp.runs.image_scores import ImageScores, image_scores
 
 from .intervals import Estimate, Z, estimate, seed_error
@@ -63,6 +63,23 @@ class Resampled:
 
 
 @dataclass(frozen=True)
+class Detail:
+    """One run of a cell: its card, its evaluations, and where their scores lie."""
+
+    folder: str
+    card: Card
+    train_seconds: float
+    own: Evaluation
+    outside: Evaluation | None
+    scores: str
+    outside_scores: str | None
+
+    @property
+    def seed(self) -> int:
+        return self.card.run.seed
+
+
+@dataclass(frozen=True)
 class Row:
     """What runs found for a cell: a value a seed for each metric.
 
@@ -76,7 +93,7 @@ class Row:
     x: float | None
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     halves: Mapping[str, float] = field(default_factory=dict)
-    details: tuple[Mapping[str, Any], ...] = ()
+    details: tuple[Detail, ...] = ()
     runs: tuple[Run, ...] = ()
     resampled: Resampled | None = None
 
@@ -158,7 +175,7 @@ def row_of(cell: Cell, folders: Sequence[RunFolder]) -> Row:
 def _resampled(
     cell: Cell,
     folders: Sequence[RunFolder],
-    details: Sequence[Mapping[str, Any]],
+    details: Sequence[Detail],
     values: Mapping[str, Sequence[float]],
     halves: Mapping[str, float],
 ) -> Resampled | None:
@@ -170,12 +187,12 @@ def _resampled(
         return None
     found: list[dict[str, Tensor]] = []
     for folder, detail in zip(folders, details, strict=True):
-        own = image_scores(folder, detail["own"])
-        outside = image_scores(folder, detail["outside"]) if detail["outside"] else None
-        if own is None or own.outcomes is None or (detail["outside"] and outside is None):
+        own = image_scores(folder, detail.own)
+        outside = image_scores(folder, detail.outside) if detail.outside else None
+        if own is None or own.outcomes is None or (detail.outside and outside is None):
             return None
         found.append(_resampled_metrics(own, own.outcomes, outside))
-    images = {"".join(detail[part]["checksum"] for part in ("own", "outside") if detail[part]) for detail in details}
+    images = {detail.own.checksum + (detail.outside.checksum if detail.outside else "") for detail in details}
     if len(images) > 1:
         return None
     joined = {name: torch.stack([each[name] for each in found]).double().mean(0) for name in found[0]}
@@ -221,76 +238,67 @@ def held_out_name(source: str) -> str:
     return f"{source} hold-out"
 
 
-def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> dict[str, Any] | None:
+def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> Evaluation | None:
     """The evaluation of a run on a source as its method means it (calibrated, where that is part of the method)."""
     found = folder.evaluation(source, run.method.calibrator)
-    return found if found is not None and found["samples"] == samples else None
+    return found if found is not None and found.samples == passes(run, samples) else None
 
 
-def _detail(cell: Cell, folder: RunFolder) -> dict[str, Any]:
+def passes(run: Run, samples: int) -> int:
+    """How many passes predict for a run where others have so many samples: one, if its last layer is integrated."""
+    return 1 if run.method.integrate else samples
+
+
+def _detail(cell: Cell, folder: RunFolder) -> Detail:
     card = folder.card()
-    log = [record for record in folder.log() if record["kind"] == "train"]
     own = evaluation(folder, card.run, evaluated_name(card.run.source, cell.test), cell.samples)
+    if own is None:
+        raise CalgpError(f"{folder.path} lacks the evaluation of {cell.method}, {cell.panel}; run it again.")
     outside = evaluation(folder, card.run, cell.outside, cell.samples) if cell.outside else None
-    return {
-        "seed": card.run.seed,
-        "folder": folder.name,
-        "scores": _scores_path(folder, own),
-        "outside_scores": _scores_path(folder, outside),
-        "environment": card.environment,
-        "run": card.run,
-        "task": card.task,
-        "train_images": card.train_images,
-        "train_seconds": sum(record.get("seconds", 0.0) for record in log),
-        "own": own,
-        "outside": outside,
-    }
+    where = [
+        each and (folder.path / folder.scores_name(each.source, each.calibrator)).as_posix() for each in (own, outside)
+    ]
+    return Detail(folder.name, card, folder.train_seconds(), own, outside, str(where[0]), where[1])
 
 
-def _scores_path(folder: RunFolder, found: Mapping[str, Any] | None) -> str | None:
-    return (
-        None if found is None else (folder.path / folder.scores_name(found["source"], found["calibrator"])).as_posix()
-    )
-
-
-def _numbers(detail: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
+def _numbers(detail: Detail) -> dict[str, tuple[float, float | None]]:
     """Metrics of one run, with half their bootstrap intervals."""
-    own, outside = detail["own"], detail["outside"]
-    halves = {name: (high - low) / 2 for name, (low, high) in own["intervals"].items()}
-    found: dict[str, tuple[float, float | None]] = {name: (own["scores"][name], halves.get(name)) for name in PAPER}
+    own, outside, classes = detail.own.own, detail.outside, detail.card.task.classes
+    scores = own.scores
+    halves = {name: (high - low) / 2 for name, (low, high) in vars(own.intervals).items()}
+    found: dict[str, tuple[float, float | None]] = {name: (getattr(scores, name), halves.get(name)) for name in PAPER}
     for name in ("paper", "authors"):
-        found[f"ece_{name}"] = own["ece_variants"][name], halves.get("ece")
-    found["brier_mean"] = own["scores"]["brier"] / detail["task"].classes, halves["brier"] / detail["task"].classes
+        found[f"ece_{name}"] = own.ece_variants[name], halves.get("ece")
+    found["brier_mean"] = scores.brier / classes, halves["brier"] / classes
     # confidence − accuracy: above 0 is over-confident; its chance is that of the errors
-    found["gap"] = own["scores"]["confidence"] - (1 - own["scores"]["err"]), halves.get("err")
-    found["entropy_inside"] = own["mean_entropy"], _entropy_half(own)
+    found["gap"] = scores.confidence - (1 - scores.err), halves.get("err")
+    found["entropy_inside"] = detail.own.mean_entropy, _entropy_half(detail.own)
     if outside:
-        found["entropy_outside"] = outside["mean_entropy"], _entropy_half(outside)
+        found["entropy_outside"] = outside.mean_entropy, _entropy_half(outside)
         found |= _low_entropy(outside)
-        for name in DETECTION if outside["ood"] else ():
-            number = outside["ood"]["entropy"][name]
-            found[name] = number["value"], (number["interval"][1] - number["interval"][0]) / 2
+        for name, number in vars(outside.ood["entropy"]).items() if outside.ood else ():
+            found[name] = number.value, (number.interval[1] - number.interval[0]) / 2
     return found
 
 
-def _entropy_half(evaluation: Mapping[str, Any]) -> float | None:
+def _entropy_half(evaluation: Evaluation) -> float | None:
     """Half the 95 % interval of the mean entropy over images, by the histogram; older scores have none."""
-    table = evaluation.get("entropy_histogram")
+    table = evaluation.entropy_histogram
     if not table:
         return None
-    middles = [(low + high) / 2 for low, high in zip(table["edges"], table["edges"][1:], strict=False)]
-    n = sum(table["count"])
-    centre = sum(count * middle for count, middle in zip(table["count"], middles, strict=True)) / n
-    squares = sum(count * (middle - centre) ** 2 for count, middle in zip(table["count"], middles, strict=True)) / n
+    middles = [(low + high) / 2 for low, high in zip(table.edges, table.edges[1:], strict=False)]
+    n = sum(table.count)
+    centre = sum(count * middle for count, middle in zip(table.count, middles, strict=True)) / n
+    squares = sum(count * (middle - centre) ** 2 for count, middle in zip(table.count, middles, strict=True)) / n
     return Z * math.sqrt(squares / n)
 
 
-def _low_entropy(evaluation: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
+def _low_entropy(evaluation: Evaluation) -> dict[str, tuple[float, float | None]]:
     """The share of images whose entropy is below a tenth of the largest one: the first 4 of 40 bins."""
-    table = evaluation.get("entropy_histogram")
+    table = evaluation.entropy_histogram
     if not table:
         return {}
-    bound = LOW_ENTROPY * table["edges"][-1] * (1 + 1e-9)
-    n = sum(table["count"])
-    share = sum(c for c, high in zip(table["count"], table["edges"][1:], strict=True) if high <= bound) / n
+    bound = LOW_ENTROPY * table.edges[-1] * (1 + 1e-9)
+    n = sum(table.count)
+    share = sum(c for c, high in zip(table.count, table.edges[1:], strict=True) if high <= bound) / n
     return {"low_entropy_outside": (share, Z * math.sqrt(share * (1 - share) / n))}

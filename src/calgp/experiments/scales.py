@@ -20,7 +20,8 @@ MNIST_DEEP, CIFAR10_DEPTH = "MNIST, ResNet", "CIFAR-10, LeNet-3"
 
 RF, SORF, MCD, CAL = "CNN+GP(RF)", "CNN+GP(SORF)", "CNN+MCD", "CNN+CAL"
 GPDNN, GPDNN_MCD, CGP, SVDKL = "GPDNN", "GPDNN+MCD", "CGP", "SVDKL"
-OURS, EXISTING = (RF, SORF), (GPDNN, CGP, SVDKL)
+SORF_INTEGRATED, RF_INTEGRATED = "CNN+GP(SORF), integrated", "CNN+GP(RF), integrated"  # beyond the paper: one pass
+OURS, EXISTING, INTEGRATED = (RF, SORF), (GPDNN, CGP, SVDKL), (SORF_INTEGRATED, RF_INTEGRATED)
 ALL = (RF, SORF, MCD, CAL, GPDNN, CGP, SVDKL)  # figure 2's
 
 IMAGES = {"digits": 5000, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
@@ -153,8 +154,9 @@ def faithful(run: Run) -> Run:
     if isinstance(method, CnnGp):
         ratio = 4 if isinstance(backbone, ResNet) else 1
         method = replace(
-            method, sigma=math.sqrt(0.5), lengthscale=1.0, keep_omega=1.0, n_rf=None, ratio=ratio, granularity="element"
-        )
+            method, sigma=math.sqrt(0.5), lengthscale=1.0, keep_omega=1.0, n_rf=None, ratio=ratio,
+            granularity="element", integrate=False,
+        )  # fmt: skip
     if isinstance(backbone, ResNet):
         backbone = replace(backbone, batch_moments=True)
     batch = min(100, run.batch_size) if run.steps is not None else 100
@@ -216,6 +218,11 @@ def _method(name: str, **options: object) -> Method:
     return _changed(METHODS[name], **options)
 
 
+def _integrated(name: str, **options: object) -> Method:
+    """One of the paper's presets with the masks of W integrated."""
+    return _method(name, integrate=True, **options)
+
+
 def _small() -> Scale:
     lenet, lenet3 = LeNet(channels=(4, 8), hidden=(16,)), LeNet(channels=(4, 8, 8), hidden=(16,))
     resnet = ResNet(n=1, widths=(4, 8, 16))
@@ -235,6 +242,8 @@ def _small() -> Scale:
             MCD: (_method("cnn-mcd"), 1e-2), CAL: (_method("cnn-cal"), 1e-2),
             GPDNN: (_method("gpdnn", inducing=20), 1e-2), GPDNN_MCD: (_method("gpdnn-mcd", inducing=20), 1e-2),
             CGP: (_method("cgp", inducing=20), 1e-2), SVDKL: (_method("svdkl", reduced=8, grid=16), 1e-2),
+            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 1e-2),
+            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", n_rf=64, keep_omega=0.9), 1e-2),
         },
         batch_size=32, schedule="one-cycle", depths=(1, 2), width=8, severities=(3,),
         warning="Smoke scale: tiny networks, a few steps, embedded digits. It shows that everything runs; its numbers "
@@ -294,7 +303,7 @@ def _laptop() -> Scale:
 
 def _desk() -> Scale:
     """Every method begins its tuning with the same learning rate, and with its own defaults."""
-    without_patches = (SORF, MCD, CAL, RF, GPDNN, GPDNN_MCD, SVDKL)
+    without_patches = (SORF_INTEGRATED, SORF, MCD, CAL, RF, GPDNN, GPDNN_MCD, SVDKL, RF_INTEGRATED)
     all_images: dict[int | None, int | None] = {None: 15_000}
     once: dict[int | None, tuple[int, ...]] = {None: _ONE}
     return Scale(
@@ -302,29 +311,32 @@ def _desk() -> Scale:
         {
             CIFAR10: Setting(
                 "cifar10", BACKBONES["lenet-cifar"], all_images, once, {None: without_patches},
-                method_seeds=dict.fromkeys((RF, SORF, MCD, CAL), _THREE),
+                method_seeds=dict.fromkeys((SORF_INTEGRATED, RF, SORF, MCD, CAL), _THREE),
             ),
             CIFAR10_DEEP: Setting(
                 "cifar10", ResNet(n=5), all_images, once, {None: without_patches},
-                method_seeds=dict.fromkeys((SORF, CAL), _TWO), learned_theta=False,
+                method_seeds=dict.fromkeys((SORF_INTEGRATED, SORF, CAL), _TWO), learned_theta=False,
             ),
             MNIST: Setting(
                 "mnist", BACKBONES["lenet"], all_images, {None: _TWO}, {None: without_patches}, outside="notmnist"
             ),
             CIFAR100_DEEP: Setting(
-                "cifar100", ResNet(n=5), all_images, once, {None: (SORF, MCD, CAL, GPDNN, SVDKL)}, learned_theta=False
+                "cifar100", ResNet(n=5), all_images, once, {None: (SORF_INTEGRATED, SORF, MCD, CAL, GPDNN, SVDKL)},
+                learned_theta=False,
             ),
             CIFAR10_DEPTH: Setting("cifar10", BACKBONES["lenet-3"], all_images, once, {None: (RF,)}),
             MNIST_DEEP: Setting(
-                "mnist", ResNet(n=5), {10_000: 3000}, {10_000: _ONE}, {10_000: (SORF, RF, MCD, CAL, GPDNN)},
-                outside="notmnist",
+                "mnist", ResNet(n=5), {10_000: 3000}, {10_000: _ONE},
+                {10_000: (SORF_INTEGRATED, SORF, RF, MCD, CAL, GPDNN)}, "notmnist",
             ),
         },
         {
+            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
             SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), MCD: (METHODS["cnn-mcd"], 2e-3),
             CAL: (METHODS["cnn-cal"], 2e-3), RF: (_method("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
             GPDNN: (METHODS["gpdnn"], 2e-3),
             GPDNN_MCD: (METHODS["gpdnn-mcd"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3), CGP: (METHODS["cgp"], 8e-3),
+            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
         },
         batch_size=100, schedule="one-cycle", precision="bf16-mixed",
         tuning={
@@ -336,6 +348,38 @@ def _desk() -> Scale:
         leaves_out=("ablation", "shift"),
         warning="Desk scale: the paper's networks (but ResNet(5) on CIFAR-100, too) on all images, 15,000 steps of 100 "
         "images, options by equal tuning on a hold-out.",
+    )  # fmt: skip
+
+
+def _tuned() -> Scale:
+    """Every method with options of its own: one search on at most 10,000 training images a panel."""
+    methods = (SORF_INTEGRATED, SORF, CAL, MCD, RF_INTEGRATED, RF, GPDNN, SVDKL)
+    small: dict[int | None, int | None] = {10_000: 2000}
+    three: dict[int | None, tuple[int, ...]] = {10_000: _THREE}
+    return Scale(
+        "tuned", "about 12 hours of one core: 1,000 and 10,000 training images, options by equal tuning, three seeds",
+        {
+            MNIST: Setting(
+                "mnist", BACKBONES["lenet"], {1000: 1000, **small}, {1000: _THREE, **three},
+                dict.fromkeys((1000, 10_000), methods), "notmnist",
+            ),
+            CIFAR10_DEEP: Setting("cifar10", ResNet(n=1), small, three, {10_000: methods}),
+            CIFAR10: Setting("cifar10", BACKBONES["lenet-cifar"], small, three, {10_000: methods}),
+        },
+        {
+            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
+            SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), CAL: (METHODS["cnn-cal"], 2e-3),
+            MCD: (METHODS["cnn-mcd"], 2e-3), GPDNN: (METHODS["gpdnn"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3),
+            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", n_rf=1024, keep_omega=0.9), 2e-3),
+            RF: (_method("cnn-gp-rf-paper", n_rf=1024, keep_omega=0.9), 2e-3),
+        },
+        batch_size=100, schedule="one-cycle", precision="bf16-mixed",
+        tuning=dict.fromkeys(
+            (MNIST, CIFAR10_DEEP, CIFAR10), Budget(8, 1080, samples=6, images=(1000, 3000, 10_000))
+        ),
+        leaves_out=("fig1", "fig3", "fig5", "tab2", "tab3", "ablation", "shift"),
+        warning="Tuned scale: at most 10,000 training images and short budgets; a method's options come from one "
+        "search a panel, the same for all of its sizes.",
     )  # fmt: skip
 
 
@@ -358,13 +402,15 @@ def _paper() -> Scale:
         {
             RF: (METHODS["cnn-gp-rf-paper"], 1e-3), SORF: (METHODS["cnn-gp-sorf-paper"], 1e-3),
             MCD: (METHODS["cnn-mcd"], 1e-3), CAL: (METHODS["cnn-cal"], 1e-3), GPDNN: (METHODS["gpdnn"], 1e-3),
+            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 1e-3),
+            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper"), 1e-3),
             GPDNN_MCD: (METHODS["gpdnn-mcd"], 1e-3), CGP: (METHODS["cgp"], 1e-3), SVDKL: (METHODS["svdkl"], 1e-3),
         },
         batch_size=1000, schedule="constant", epochs=200.0, depths=(1, 2, 3, 4, 5),
     )  # fmt: skip
 
 
-SCALES: dict[str, Scale] = {scale.name: scale for scale in (_small(), _laptop(), _desk(), _paper())}
+SCALES: dict[str, Scale] = {scale.name: scale for scale in (_small(), _laptop(), _tuned(), _desk(), _paper())}
 
 
 def find_scale(name: str) -> Scale:

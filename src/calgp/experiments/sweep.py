@@ -13,18 +13,16 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from calgp.errors import CalgpError
+from calgp.options import COUNT, Text, check_options, find_option, option, validate
 from calgp.report.sweep import sweep_page
-from calgp.runs import Run, RunFolder, from_json
+from calgp.run import SEED, Run, assign, train_command
+from calgp.runs import RunFolder, from_json
 from calgp.runs.comparison import METRICS, average
-from calgp.runs.engines import Engine, Here
-from calgp.runs.run import assign, option_name
+from calgp.runs.engines import Engine, SerialEngine
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
 
-from .page import train_command
-from .reproduce import Job, Progress, Where, done_folder, run_jobs
+from .reproduce import Job, Paths, Progress, done_folder, run_jobs
 from .rows import evaluation, held_out_name
 
 KINDS = ("uniform", "loguniform", "integer")
@@ -55,33 +53,28 @@ Axis = tuple[Any, ...] | Range
 
 @dataclass(frozen=True)
 class Sweep:
-    """What varies and what does not: options of runs as plain data, names and values of axes, seeds.
-
-    drawn: how many settings are drawn at random, by `draw_seed`; None means all combinations of the values.
-    samples: draws of the masks in evaluations. evaluate: score the test images, too; nothing is chosen by them.
-    """
+    """What varies and what does not: options of runs as plain data, names and values of axes, seeds."""
 
     options: Mapping[str, Any]
     axes: Mapping[str, Axis]
-    seeds: tuple[int, ...] = (0,)
-    drawn: int | None = None
-    draw_seed: int = 0
-    samples: int = 50
-    evaluate: bool = False
+    seeds: tuple[int, ...] = option((0,), "Of the runs of each setting.", within=SEED)
+    random: int | None = option(
+        None, "How many settings are drawn; none: all combinations of the values.", within=COUNT, example=20
+    )
+    draw_seed: int = option(0, "Of the settings that are drawn.", within=SEED)
+    samples: int = option(50, "Draws of the masks in evaluations.", within=COUNT)
+    evaluate: bool = option(False, "Score the test images, too; nothing is chosen by them.")
 
     def __post_init__(self) -> None:
+        check_options(self)
         if "seed" in self.axes or "seed" in self.options:
             raise CalgpError("The seeds of a sweep are given by --seeds 0,1,2; leave seed out of its options.")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise CalgpError(f"seeds={list(self.seeds)} cannot be; give some, each once, such as 0,1,2.")
-        if self.drawn is not None and self.drawn < 1:
-            raise CalgpError(f"random={self.drawn} cannot be; it is how many settings to draw, such as 20.")
-        if self.samples < 1:
-            raise CalgpError(f"samples={self.samples} cannot be; it must be at least 1.")
+            raise CalgpError(f"Invalid seeds={list(self.seeds)}: must be some, each once, such as 0,1,2.")
         ranges = [name for name, axis in self.axes.items() if isinstance(axis, Range)]
-        if ranges and self.drawn is None:
+        if ranges and self.random is None:
             raise CalgpError(f"{ranges[0]} is a range, which has no grid; --random 20 draws 20 settings.")
-        if (self.drawn or self.size) * len(self.seeds) > LARGEST:
+        if (self.random or self.size) * len(self.seeds) > LARGEST:
             raise CalgpError(f"These are more than {LARGEST:,} runs; --random 100 draws 100 settings from them.")
 
     @property
@@ -92,15 +85,15 @@ class Sweep:
     def settings(self) -> list[dict[str, Any]]:
         """The values of each axis: all combinations, or as many draws; the first of more draws are those of fewer."""
         endless = any(isinstance(axis, Range) for axis in self.axes.values())
-        if self.drawn is None or (not endless and self.drawn >= self.size):
+        if self.random is None or (not endless and self.random >= self.size):
             values = [axis for axis in self.axes.values() if not isinstance(axis, Range)]
             return [dict(zip(self.axes, chosen, strict=True)) for chosen in itertools.product(*values)]
         found: dict[str, dict[str, Any]] = {}
-        for index in range(100 * self.drawn + 1000):  # whole numbers of a short range may not be so many
+        for index in range(100 * self.random + 1000):  # whole numbers of a short range may not be so many
             generator = random.Random(f"{self.draw_seed}/{index}")  # noqa: S311 (nothing is secret)
             setting = {name: _drawn(axis, generator) for name, axis in self.axes.items()}
             found.setdefault(json.dumps(setting), setting)
-            if len(found) == self.drawn:
+            if len(found) == self.random:
                 break
         return list(found.values())
 
@@ -134,7 +127,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Found:
+class SweepResult:
     """What the runs of a setting found: (mean, standard error over seeds) of each metric, on hold-out and test images.
 
     seeds: of the runs that are done, of `planned`. seconds: of training, a run.
@@ -177,43 +170,30 @@ def parse_axis(text: str) -> tuple[str, Axis]:
     """
     name, equals, values = text.partition("=")
     if not (name and equals and values):
-        raise CalgpError(f"--grid {text!r} is not of the form NAME=VALUE,VALUE,… such as method.keep=0.5,0.9.")
+        raise CalgpError(f"Invalid --grid {text}: must be NAME=VALUE,VALUE,… such as method.keep=0.5,0.9.")
     return axis_of(name, values)
 
 
 def axis_of(name: str, given: Any) -> tuple[str, Axis]:
     """The same of a name and a text, or of a list, as a TOML file has it."""
-    name = option_name(name)
+    name = name if "." in name else find_option(Run, name, of="run").name
     if isinstance(given, str) and given.split(":")[0] in KINDS:
         return name, _range(name, given)
     values = _listed(given) if isinstance(given, str) else given if isinstance(given, list) else [given]
-    if name == "augment":
-        values = [[value] if isinstance(value, str) else value for value in values]
+    values = [Text(value) if isinstance(value, str) else value for value in values]
     if not values or any(values.count(value) > 1 for value in values):
         raise CalgpError(f"{name} has {values} in the grid; give it values that differ.")
     return name, tuple(values)
 
 
-def described(options: Mapping[str, Any], grid: Iterable[str], told: Mapping[str, Any]) -> Sweep:
+def described(options: Mapping[str, Any], grid: Iterable[str], given: Mapping[str, Any]) -> Sweep:
     """A sweep of plain data, whose tables `grid` and `sweep` go behind the axes and the options of the sweep given."""
     options = dict(options)
     axes, sweep = options.pop("grid", {}), options.pop("sweep", {})
     if not isinstance(axes, dict) or not isinstance(sweep, dict):
         raise CalgpError("grid and sweep must be tables: [grid] of names and values, [sweep] of seeds, random …")
-    renamed = {"random": "drawn"}
-    rest: dict[str, Any] = {renamed.get(str(name), str(name)): value for name, value in sweep.items()} | dict(told)
-    for name, value in rest.items():
-        if name not in _TYPES:
-            raise CalgpError(f"[sweep] has no option {name!r}; it has random, {', '.join(list(_TYPES)[1:])}.")
-        try:
-            rest[name] = TypeAdapter(_TYPES[name]).validate_python(value, strict=name != "seeds")
-        except ValidationError as error:
-            raise CalgpError(f"{name}={value!r} cannot be: {error.errors()[0]['msg'].lower()}.") from None
     found = dict(axis_of(name, given) for name, given in axes.items()) | dict(map(parse_axis, grid))
-    return Sweep(options, found, **rest)
-
-
-_TYPES = {"drawn": int, "draw_seed": int, "seeds": tuple[int, ...], "samples": int, "evaluate": bool}
+    return validate(Sweep, {**sweep, **given, "options": options, "axes": found}, of="sweep")
 
 
 def _range(name: str, text: str) -> Range:
@@ -223,7 +203,7 @@ def _range(name: str, text: str) -> Range:
     except ValueError:
         raise CalgpError(f"{name}={text} is no range; it is {kind}:LOW:HIGH, such as loguniform:1e-4:1e-2.") from None
     if not -math.inf < low < high < math.inf or (kind == "loguniform" and low <= 0):
-        raise CalgpError(f"{name}={text} cannot be: LOW must be below HIGH, and above 0 in a loguniform range.")
+        raise CalgpError(f"Invalid {name}={text}: LOW must be below HIGH, and above 0 in a loguniform range.")
     return Range(kind, low, high)
 
 
@@ -261,14 +241,14 @@ class Part:
         """
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
-            raise CalgpError(f"--part {text!r} cannot be; it is INDEX/COUNT, from 1/10 to 10/10.")
+            raise CalgpError(f"Invalid --part {text}: must be INDEX/COUNT, from 1/10 to 10/10.")
         return Part(int(index), int(count))
 
     def of(self, jobs: Sequence[Job]) -> Sequence[Job]:
         return jobs[self.index - 1 :: self.count]
 
 
-def missing_jobs(sweep: Sweep, where: Where, part: Part | None = None) -> list[Job]:
+def missing_jobs(sweep: Sweep, where: Paths, part: Part | None = None) -> list[Job]:
     """The runs of a sweep, or of a part of it, that are still to be made."""
     jobs = sweep.jobs()
     return [job for job in (part.of(jobs) if part else jobs) if done_folder(job, where, {}) is None]
@@ -280,7 +260,7 @@ def run_sweep(
     *,
     data: Path | None = None,
     part: Part | None = None,
-    engine: Engine = Here(),
+    engine: Engine = SerialEngine(),
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, str]:
     """Make the runs that are missing in out/runs; what failed, by key, with the reason. The others go on.
@@ -288,29 +268,29 @@ def run_sweep(
     Several parts may run at once, on one machine or many that share the folder; of two processes with the same part,
     or with the whole, the second is refused.
     """
-    where = Where(out / "runs", data=data)
+    where = Paths(out / "runs", data=data)
     with owned(where.runs if part is None else out / "parts" / f"{part.index}-of-{part.count}"):
         return run_jobs(missing_jobs(sweep, where, part), where, engine=engine, watch=watch)
 
 
-def found_by(sweep: Sweep, out: Path) -> list[Found]:
+def found_by(sweep: Sweep, out: Path) -> list[SweepResult]:
     """A row for each setting, the best on the hold-out first."""
-    where = Where(out / "runs")
+    where = Paths(out / "runs")
     rows = [_found(sweep, setting, jobs, where) for setting, jobs in sweep.jobs_by_setting()]
     return sorted(rows, key=lambda found: found.order)
 
 
-def _found(sweep: Sweep, setting: dict[str, Any], jobs: Sequence[Job], where: Where) -> Found:
+def _found(sweep: Sweep, setting: dict[str, Any], jobs: Sequence[Job], where: Paths) -> SweepResult:
     run = jobs[0].run
     done = [(job.run, folder) for job in jobs if (folder := done_folder(job, where, {})) is not None]
-    return Found(
+    return SweepResult(
         setting,
         run,
         seeds=tuple(run.seed for run, _ in done),
         planned=len(jobs),
         held_out=_averages(done, sweep, held_out_name(run.source)),
         test=_averages(done, sweep, run.source) if sweep.evaluate else {},
-        seconds=mean(train_seconds(folder) for _, folder in done) if done else None,
+        seconds=mean(folder.train_seconds() for _, folder in done) if done else None,
         folders=tuple(job.key for job in jobs),
     )
 
@@ -319,16 +299,11 @@ def _averages(
     done: Iterable[tuple[Run, RunFolder]], sweep: Sweep, source: str
 ) -> dict[str, tuple[float, float | None]]:
     found = [evaluation(folder, run, source, sweep.samples) for run, folder in done]
-    scores = [each["scores"] for each in found if each is not None]
-    return {name: average([each[name] for each in scores]) for name in METRICS} if scores else {}
+    scores = [each.own.scores for each in found if each is not None]
+    return {name: average([getattr(each, name) for each in scores]) for name in METRICS} if scores else {}
 
 
-def train_seconds(folder: RunFolder) -> float:
-    """How long a run was trained, by its log."""
-    return sum(record.get("seconds", 0.0) for record in folder.log() if record["kind"] == "train")
-
-
-def plain_rows(found: Iterable[Found]) -> list[dict[str, Any]]:
+def plain_rows(found: Iterable[SweepResult]) -> list[dict[str, Any]]:
     """Rows for a CSV file: the setting, the seeds, and each metric with its standard error."""
     rows = []
     for each in found:
@@ -344,13 +319,13 @@ def plain_rows(found: Iterable[Found]) -> list[dict[str, Any]]:
     return rows
 
 
-def best_command(found: Sequence[Found]) -> str | None:
+def best_command(found: Sequence[SweepResult]) -> str | None:
     """The command that trains the best setting; None where no setting has all its runs."""
     return train_command(found[0].run) if found and len(found[0].seeds) == found[0].planned else None
 
 
 def write_sweep(
-    sweep: Sweep, found: Sequence[Found], out: Path, *, command: str, failures: Mapping[str, str]
+    sweep: Sweep, found: Sequence[SweepResult], out: Path, *, command: str, failures: Mapping[str, str]
 ) -> dict[str, Any]:
     """Write table.csv, table.json and report.html; what the JSON holds."""
     rows = plain_rows(found)

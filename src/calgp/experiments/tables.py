@@ -12,7 +12,7 @@ from calgp.runs import Run
 
 from .paper import Experiment
 from .published import Published
-from .rows import DETECTION, Cell, Row
+from .rows import DETECTION, Cell, Row, passes
 from .scales import at_paper_scale, count_of_training_images, network_of
 from .verdicts import SAYS, STATES, Part, Verdict
 
@@ -37,9 +37,9 @@ def table_of(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]
     for row in rows:
         plain: dict[str, Any] = {"panel": row.panel, "method": row.method}
         plain |= described(row) | ({} if row.x is None else {experiment.axis: row.x})
-        plain |= {"seeds": [detail["seed"] for detail in row.details], "planned": row.planned}
+        plain |= {"seeds": [detail.seed for detail in row.details], "planned": row.planned}
         plain |= {"at_paper_scale": at_paper_scale(row.panel, row.runs), "paired": row.resampled is not None}
-        plain |= {name: [detail[name] for detail in row.details] for name in ("scores", "outside_scores")}
+        plain |= {name: [getattr(each, name) for each in row.details] for name in ("scores", "outside_scores")}
         found = published_for(experiment, row, rows)
         for metric in experiment.metrics:
             plain[metric] = row.mean(metric) if row.values else "not run"
@@ -51,7 +51,7 @@ def table_of(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]
 
 def described(row: Row) -> dict[str, str]:
     """Network, training images (with a hold-out) and steps of a row's runs, done or planned."""
-    steps = [detail["run"].total_steps(detail["train_images"]) for detail in row.details]
+    steps = [detail.card.run.total_steps(detail.card.train_images) for detail in row.details]
     steps = steps or [run.total_steps(count_of_training_images(run)) for run in row.runs]
     return {
         "network": _joined(network_of(run) for run in row.runs),
@@ -160,7 +160,7 @@ def trained_table(cells: Sequence[Cell], rows: Sequence[Row]) -> Table:
             names = (cell.panel, run.source, network_of(run), f"{run.train_size or 'all'}")
             lines.setdefault(names, []).append((run, cell))
     seconds = {
-        (detail["folder"]): (detail["train_seconds"], (detail["own"] or {}).get("prediction_seconds"))
+        detail.folder: (detail.train_seconds, detail.own.prediction_seconds)
         for row in rows for detail in row.details
     }  # fmt: skip
     table = []
@@ -173,7 +173,7 @@ def trained_table(cells: Sequence[Cell], rows: Sequence[Row]) -> Table:
             (names, [
                 (length, f"batches of {' / '.join(dict.fromkeys(str(run.batch_size) for run in runs))}"),
                 (", ".join(map(str, sorted({run.seed for run in runs}))), ""),
-                (" / ".join(dict.fromkeys(str(cell.samples) for _, cell in members)), ""),
+                (" / ".join(dict.fromkeys(str(passes(run, cell.samples)) for run, cell in members)), ""),
                 (str(len(set(runs))), ""),
             ])
         )  # fmt: skip
@@ -183,7 +183,7 @@ def trained_table(cells: Sequence[Cell], rows: Sequence[Row]) -> Table:
         f"What was trained: {len(seconds)} runs, {_time(whole)} of training and {_time(predicting)} of prediction."
     )
     return Table(
-        caption, ["panel", "images", "network", "training images"], ["length", "seeds", "samples", "runs"], table
+        caption, ["panel", "images", "network", "training images"], ["length", "seeds", "passes", "runs"], table
     )
 
 

@@ -19,15 +19,14 @@ from calgp.errors import CalgpError
 from calgp.gp import NumericalError
 from calgp.methods.space import Axis, Value
 from calgp.runs import Run, RunFolder, from_json
+from calgp.runs.description import to_json
 from calgp.runs.folder import Card
 from calgp.runs.reading import read_json
-from calgp.runs.run import to_json
 from calgp.runs.writing import reporting, write_whole
 
 from .halving import Attempt, Budget, Edge, Options, Pilot, Search, best_of, edges_of, successive_halving
-from .reproduce import Job, Where, done_folder, perform
+from .reproduce import Job, Paths, done_folder, perform
 from .rows import evaluation, held_out_name
-from .sweep import train_seconds
 
 __all__ = ["Budget", "Edge", "MadeBy", "Pilot", "TuningLog", "read_log", "tune", "with_options", "write_log"]
 
@@ -118,7 +117,7 @@ class TuningLog:
         return sum(pilot.steps for pilot in self.pilots)
 
 
-def tune(base: Run, budget: Budget, where: Where, *, watch: Callable[[float], None] = lambda share: None) -> TuningLog:
+def tune(base: Run, budget: Budget, where: Paths, *, watch: Callable[[float], None] = lambda share: None) -> TuningLog:
     """Search the space of a run's method; `watch` hears the share of the budget's steps that is done.
 
     A pilot whose numbers fail counts with an infinite MNLL. A method with a calibrator is judged by two-fold
@@ -199,19 +198,19 @@ def _value(run: Run, name: str) -> Value:
     return getattr(run.method, name.removeprefix("method.")) if "." in name else getattr(run, name)
 
 
-def scored(pilot: Pilot, job: Job, where: Where, calibrator: str | None) -> Pilot:
+def scored(pilot: Pilot, job: Job, where: Paths, calibrator: str | None) -> Pilot:
     """A pilot that is done, with what it found on the hold-out."""
     folder, name = RunFolder(where.runs / job.key), held_out_name(job.run.source)
     found = evaluation(folder, job.run, name, job.samples)
-    predicted = folder.predictions(name) if calibrator else {}
+    predicted = folder.predictions(name, None, folder.card().task.classes) if calibrator else {}
     if found is None or predicted is None or (calibrator and "log_probs" not in predicted):
         raise CalgpError(f"{folder.path} lacks predictions of its hold-out; remove it and tune again.")
-    scores = found["scores"]
+    scores = found.own.scores
     if calibrator:
         y = predicted["y"]
-        scores = metrics.scores(metrics.outcomes(cross_fitted(predicted["log_probs"], y, calibrator), y)).to_dict()
-    seconds = round(train_seconds(folder), 3)
-    return replace(pilot, mnll=scores["mnll"], err=scores["err"], ece=scores["ece"], seconds=seconds)
+        scores = metrics.scores(metrics.outcomes(cross_fitted(predicted["log_probs"], y, calibrator), y))
+    seconds = round(folder.train_seconds(), 3)
+    return replace(pilot, mnll=scores.mnll, err=scores.err, ece=scores.ece, seconds=seconds)
 
 
 def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str) -> Tensor:
@@ -223,9 +222,9 @@ def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str) -> Tensor:
 
 
 def _made_by(cards: Iterable[Card]) -> MadeBy:
-    found = max((card.environment for card in cards), key=lambda environment: environment["started"])
+    found = max((card.environment for card in cards), key=lambda environment: environment.started or "")
     names = ("calgp", "torch", "device", "precision")
-    return MadeBy(**{name: str(found.get(name, "unknown")) for name in names}, date=found["started"][:10])
+    return MadeBy(**{name: str(getattr(found, name) or "unknown") for name in names}, date=(found.started or "")[:10])
 
 
 _LOG = TypeAdapter(TuningLog)

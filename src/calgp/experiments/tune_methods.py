@@ -7,14 +7,13 @@ from itertools import accumulate
 from pathlib import Path
 
 from calgp.errors import CalgpError
-from calgp.runs import Run
-from calgp.runs.engines import Engine, Here, Under
+from calgp.run import Run, train_command
+from calgp.runs.engines import Engine, RunningTask, SerialEngine
 from calgp.runs.training_data import TrainingData
 from calgp.runs.writing import owned
 
 from .halving import Budget, Options, Pilot
-from .page import train_command
-from .reproduce import Progress, Where, done_folder
+from .reproduce import Paths, Progress, done_folder
 from .sweep import worded
 from .tune import TuningLog, pilot_job, pilot_run, read_log, scored, search, tune, write_log
 
@@ -28,7 +27,7 @@ class TuningTask:
     name: str
     base: Run
     budget: Budget
-    where: Where
+    where: Paths
     log: Path
 
     @property
@@ -42,7 +41,7 @@ def tasks_of(
 ) -> list[TuningTask]:
     """Logs go to `out`; pilots to `runs`, those of a method by themselves, since two methods may share a pilot."""
     return [
-        TuningTask(name, base, budget, Where(runs / name, data=data).absolute(), (out / f"{name}.json").absolute())
+        TuningTask(name, base, budget, Paths(runs / name, data=data).absolute(), (out / f"{name}.json").absolute())
         for name, base in bases.items()
     ]
 
@@ -56,7 +55,7 @@ def tune_methods(
     tasks: Sequence[TuningTask],
     budget: Budget,
     *,
-    engine: Engine = Here(),
+    engine: Engine = SerialEngine(),
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, str]:
     """Tune methods with the same budget; why some failed, by name. What is done stays done."""
@@ -76,7 +75,7 @@ def tune_methods(
             failures[task.name] = failure
         progress({})
 
-    def under_way(seen: Sequence[Under[TuningTask]]) -> None:
+    def under_way(seen: Sequence[RunningTask[TuningTask]]) -> None:
         progress({one.task.name: share_done(one.task, budget) if one.share is None else one.share for one in seen})
 
     progress({})
@@ -87,7 +86,7 @@ def tune_methods(
     return failures
 
 
-def check_hold_out(run: Run, where: Where) -> None:
+def check_hold_out(run: Run, where: Paths) -> None:
     """Refuse images that cannot be read, or are too few to judge by."""
     held_out = TrainingData.of(run, where.data).held_out
     count, classes = (0, 0) if held_out is None else (len(held_out), len(held_out.classes))

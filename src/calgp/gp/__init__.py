@@ -9,8 +9,11 @@ from calgp.gp.hadamard import hadamard_transform
 from calgp.gp.inference import (
     Batch,
     Bound,
+    Engine,
     Model,
+    Passes,
     Predictive,
+    draw,
     evaluating,
     mixes_rows,
     predict,
@@ -27,19 +30,19 @@ from calgp.gp.mixture import Mixture
 from calgp.gp.noise import Noise
 from calgp.gp.patches import CHANNELS, InducingPatches
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
-from calgp.gp.sampling import Sampling, settled
+from calgp.gp.sampling import Sampling, label_is_decided
 from calgp.gp.sites import Site, name_sites
 from calgp.gp.sparse import Covariances, Inducing, InducingPoints, SparseGP
 from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
 
 __all__ = [
     "CHANNELS", "FREQUENCIES", "KERNELS", "LIKELIHOODS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound",
-    "Convolution", "Covariances", "DeepGP", "Fixed", "Freezable", "Frequencies", "Gaussian", "GaussianNoise",
+    "Convolution", "Covariances", "DeepGP", "Engine", "Fixed", "Freezable", "Frequencies", "Gaussian", "GaussianNoise",
     "Inducing", "InducingPatches", "InducingPoints", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask",
     "MaskedConv2d", "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies",
-    "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Posterior", "Predictive",
-    "RandomFeatureGP", "RobustMax", "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta",
-    "Variational", "bound_filters", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform",
-    "make_kernel", "mixes_rows", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
-    "sample_cost", "settled", "spectral_norm",
+    "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Passes", "Posterior",
+    "Predictive", "RandomFeatureGP", "RobustMax", "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound",
+    "Theta", "Variational", "bound_filters", "draw", "draw_frequencies", "evaluating", "freeze", "gaussian",
+    "hadamard_transform", "label_is_decided", "make_kernel", "mixes_rows", "name_sites", "orthogonal", "predict",
+    "predict_batches", "same_padding", "sample_cost", "spectral_norm",
 ]  # fmt: skip

@@ -6,24 +6,37 @@ from typing import ParamSpec
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 P = ParamSpec("P")
+MOST = 64  # of each kind: some depend on a seed, which anybody may choose
+
+
+def is_traced() -> bool:
+    """Whether torch.compile, torch.export, torch.func or forward differentiation is at work.
+
+    All of them must see torch's own operations, and the tensors that they see are not to be kept.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Keeps what `make` gives, by its arguments.
+    """Keeps what `make` gave last, by its arguments.
 
     A tensor born in inference mode could never be used in training, so it is left for the making. `torch.compile` and
-    `torch.export` trace `make` itself: they warn about caches, and their fake tensors must not stay in one.
+    `torch.export` trace `make` itself: they warn about caches, and their fake tensors must not stay in one; nor must
+    the wrapped ones of `torch.func`.
     """
 
-    @functools.cache
+    @functools.lru_cache(MOST)
     def kept(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         with torch.inference_mode(False):
             return make(*args, **kwargs)
 
     @functools.wraps(make)
     def given(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        return make(*args, **kwargs) if torch.compiler.is_compiling() else kept(*args, **kwargs)
+        return make(*args, **kwargs) if is_traced() else kept(*args, **kwargs)
 
     return given

@@ -3,17 +3,23 @@
 p(ω) = N(0, Λ⁻¹) depends on ℓ, which belongs to the kernel; so ℓ is an argument here, not a copy.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.gp.hadamard import alternating_product
+from calgp.gp.constants import is_traced
+from calgp.gp.hadamard import WIDTH, alternating_product, dense_width, padded_size
 from calgp.gp.masks import Mask, Masking
 from calgp.gp.noise import Noise
 from calgp.gp.posteriors import Frequencies, Posterior
 
 Generator = torch.Generator | None
+DENSE = 2**20  # numbers of an Ω that may exist
+WORK = 2**22  # multiplications with Ω in the time of a transform's calls
+SMALL = 2**12  # numbers that are divided in the time of a call
 
 
 class Fixed(Frequencies):
@@ -34,18 +40,22 @@ class Fixed(Frequencies):
 class Sorf(Frequencies):
     """Structured orthogonal random features (Yu et al. 2016): ε ≈ √d' · H D₁ H D₂ H D₃ in blocks of d' columns.
 
-    d is padded with zeros to the next power of two d'. Time O(N_RF log d), storage O(N_RF + d): neither Ω nor H exists.
+    d is padded with zeros to the next size d' of a Hadamard matrix (`padded_size`). Time O(N_RF log d), storage
+    O(N_RF + d): neither Ω nor H exists, but for sizes so small that a product with Ω is faster.
     """
 
     def __init__(self, d: int, n_rf: int, *, generator: Generator = None) -> None:
         super().__init__()
-        self.n_rf = n_rf
-        padded = 1 << (d - 1).bit_length()
-        signs = torch.randint(0, 2, (3, -(-n_rf // padded), padded), generator=generator) * 2 - 1
+        self.d, self.n_rf = d, n_rf
+        shape = self._shape(padded_size(d))
+        signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
         self.register_buffer("signs", signs.to(torch.int8))
         self.signs: Int8[Tensor, "3 blocks d_padded"]
+        self._made: _Made | None = None
 
     def forward(self, c: Tensor, lengthscale: Tensor, noise: Noise | None = None) -> Tensor:
+        if self._prefers_dense(c, lengthscale):
+            return self._dense(c, lengthscale if lengthscale.dtype == c.dtype else lengthscale.to(c.dtype))
         padded = self.signs.shape[-1]
         missing = padded - c.shape[-1]
         if missing:
@@ -56,10 +66,66 @@ class Sorf(Frequencies):
         d3 = d3 / (padded * lengthscale.unsqueeze(-2))  # [*outputs, blocks, d']
         x = c.reshape(-1, *(1,) * (d3.dim() - 1), padded).expand(-1, *d3.shape)
         x = alternating_product(x, d3, d2, d1, None)
-        return x.reshape(*c.shape[:-1], *d3.shape[:-2], -1)[..., : self.n_rf]
+        x = x.reshape(*c.shape[:-1], *d3.shape[:-2], -1)
+        return x if x.shape[-1] == self.n_rf else x[..., : self.n_rf]
 
     def kl(self) -> Float[Tensor, ""]:
         return torch.zeros((), device=self.signs.device)
+
+    @property
+    def former_shape(self) -> tuple[int, int, int]:
+        """The shape of signs that earlier versions stored: until 2026-11-17 d' was always a power of two."""
+        return self._shape(1 << (self.d - 1).bit_length())
+
+    def _shape(self, padded: int) -> tuple[int, int, int]:
+        return 3, -(-self.n_rf // padded), padded
+
+    def _prefers_dense(self, c: Tensor, lengthscale: Tensor) -> bool:
+        if self.d * self.n_rf > DENSE or torch.compiler.is_compiling():
+            return False
+        numbers = c.numel() // self.d * self.n_rf * (len(lengthscale) if lengthscale.dim() > 1 else 1)
+        if numbers * (self.d - WIDTH) <= WORK:  # whatever the transform is done by
+            return True
+        return numbers * (self.d - dense_width(c, self.signs.shape[-1])) <= WORK
+
+    def _dense(self, c: Tensor, lengthscale: Tensor) -> Tensor:
+        omega = self._omega(c.dtype)
+        if lengthscale.requires_grad or lengthscale.dim() > 1 or c.numel() < omega.numel() > SMALL:
+            return divided(c, lengthscale) @ omega
+        return c @ (omega / lengthscale.unsqueeze(-1))  # nothing more in the backward pass
+
+    def _omega(self, dtype: torch.dtype) -> Float[Tensor, "d n_rf"]:
+        """Ω at ℓ = 1, kept as long as the signs stay."""
+        signs, made = self.signs, self._made
+        if made is not None and made.signs is signs and made.version == signs._version and made.omega.dtype == dtype:
+            return made.omega
+        with torch.inference_mode(False):
+            # (1/d') · (H̃ D₁ H̃ D₂ H̃ D₃)ᵀ of unit vectors, [j of d', blocks, i of d']; by doubles, which autocast lets be
+            d1, d2, d3 = (signs if signs.is_meta else signs.cpu()).double()
+            padded = signs.shape[-1]
+            unit = torch.eye(min(self.n_rf, padded), padded, dtype=d1.dtype, device=d1.device)
+            x = alternating_product(unit.unsqueeze(1).expand(-1, *d3.shape), None, d1, d2, d3 / padded)
+            omega = x.permute(2, 1, 0).flatten(1)[: self.d, : self.n_rf].to(signs.device, dtype).contiguous()
+        if not (is_traced() or signs.is_inference()):  # tensors born in inference mode have no version
+            self._made = _Made(signs, signs._version, omega)
+        return omega
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_made": None}  # a copy's signs have versions of their own
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:
+        stored = state_dict.get(f"{prefix}signs")
+        if stored is not None and stored.shape == self.former_shape:  # such signs keep their size
+            self.signs = self.signs.new_empty(stored.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class _Made(NamedTuple):
+    """Ω, and of which signs it was made: these, as long as their version stays."""
+
+    signs: Tensor
+    version: int
+    omega: Tensor
 
 
 class Variational(Frequencies):

@@ -75,14 +75,10 @@ class RandomFeatureGP(nn.Module):
 
     def latent(self, c: Tensor, noise: Noise | None = None, *, draws: int = 16) -> Latent:
         """What is known of f given Ω, with W integrated in closed form, for each sample of what came before."""
-        if self.per_output:
-            raise ValueError("a layer with an own θ per output cannot be integrated")
-        found = self.weights.latent(self.phi(c, noise), noise, draws=draws)
-        rows = found.mean.shape[1] if noise is None else len(noise.rows)
-        # [K, S · N, …] to [K · S, N, …]: points of all samples, or K = 1 Gaussian of each
-        mean, *rest = (None if part is None else part.unflatten(1, (-1, rows)).flatten(0, 1) for part in found)
-        assert mean is not None  # noqa: S101 (for the type checker)
-        return Latent(mean, *rest)
+        phi = self.phi(c, noise)
+        found = self.weights.latent_per_output(phi) if self.per_output else self.weights.latent(phi, noise, draws=draws)
+        rows = found.mean.shape[1] if noise is None else noise.rows.shape[0]  # `len` would be a constant in an export
+        return found.by_sample(rows)
 
     def phi(self, c: Tensor, noise: Noise | None = None) -> Tensor:
         """Φ, Eq. (5) or (12)."""

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from calgp.gp.constants import constant
-from calgp.gp.noise import Noise, normal, site_key
+from calgp.gp.noise import Noise, normal, quasi_normal, site_key
 
 
 class Latent(NamedTuple):
@@ -24,51 +24,135 @@ class Latent(NamedTuple):
     variance: Float[Tensor, "S N Q"] | None = None  # of independent functions; None: points, or a covariance is known
     covariance: Float[Tensor, "S N Q Q"] | None = None  # over classes
 
+    def by_sample(self, rows: int) -> "Latent":
+        """[K, S · N, …] to [K · S, N, …]: points of all samples, or K = 1 Gaussian of each."""
+        mean, *rest = (None if part is None else part.unflatten(1, (-1, rows)).flatten(0, 1) for part in self)
+        assert mean is not None  # noqa: S101 (for the type checker)
+        return Latent(mean, *rest)
+
     @property
     def is_points(self) -> bool:
         return self.variance is None and self.covariance is None
 
+    @property
+    def marginal_variance(self) -> Float[Tensor, "S N Q"]:
+        """Of each function alone; points have none."""
+        if self.covariance is not None:
+            return self.covariance.diagonal(dim1=-2, dim2=-1)
+        return torch.zeros_like(self.mean) if self.variance is None else self.variance
+
     def points(self, draws: int, noise: Noise | None = None) -> Float[Tensor, "SK N Q"]:
         """The points, or `draws` of each Gaussian (for each sample of the noise, if there is only one component).
 
-        Draws of a Gaussian with a covariance come in pairs mean ± δ (antithetic), so their number is even.
+        Draws of a Gaussian with a covariance come in pairs mean ± δ (antithetic), so their number is even. Where the
+        noise says how many quasi-random ones there are, it is these.
         """
-        if self.covariance is not None:
-            epsilon = self._epsilon(-(-draws // 2), noise)  # [S, draws / 2, N, Q]
-            delta = torch.einsum("snqr,sknr->sknq", covariance_root(self.covariance), epsilon)
-            return (self.mean.unsqueeze(1) + torch.cat([delta, -delta], 1)).flatten(0, 1)
-        if self.variance is None:
+        if self.is_points:
             return self.mean
-        mean, deviation = self.mean.unsqueeze(1), self.variance.clamp_min(TINY).sqrt().unsqueeze(1)
-        return (mean + deviation * self._epsilon(draws, noise)).flatten(0, 1)
+        if noise is not None and noise.draws is not None:
+            deviation = self._quasi_deviation(noise, noise.draws)
+        elif self.covariance is None:
+            deviation = self._deviation * self._epsilon(draws, noise)  # [S, draws, N, Q]
+        else:
+            half = self._epsilon(-(-draws // 2), noise)
+            half = torch.einsum("snqr,sknr->sknq", covariance_root(self.covariance), half)
+            deviation = torch.cat([half, -half], 1)
+        return (self.mean.unsqueeze(1) + deviation).flatten(0, 1)
+
+    def _quasi_deviation(self, noise: Noise, draws: int) -> Float[Tensor, "S K N Q"]:
+        """R ε with R Rᵀ the covariance, for quasi-random points ε that all rows share.
+
+        Their first coordinates fill space most evenly, so these go to the functions with the largest means, which
+        decide the label: R is lower triangular in that order. It makes 256 points as good as 1,000.
+        """
+        epsilon = quasi_normal(noise, _SITE, draws, self.mean.shape[-1], like=self._like)  # [S, draws, Q]
+        epsilon = epsilon.repeat(self._members(noise), 1, 1)
+        order = self.mean.argsort(-1, descending=True)
+        place = order.argsort(-1)  # of each function in that order
+        if self.covariance is None:
+            shape = (len(epsilon), draws, *self.mean.shape[1:])
+            return self._deviation * epsilon.unsqueeze(2).expand(shape).gather(-1, place.unsqueeze(1).expand(shape))
+        rows = [index.unsqueeze(-1).expand_as(self.covariance) for index in (order, place)]
+        ordered = self.covariance.gather(-2, rows[0]).gather(-1, rows[0].mT)
+        return torch.einsum("snqr,skr->sknq", covariance_root(ordered).gather(-2, rows[1]), epsilon)
+
+    @property
+    def _deviation(self) -> Float[Tensor, "S 1 N Q"]:
+        return self.marginal_variance.clamp_min(TINY).sqrt().unsqueeze(1)
 
     def _epsilon(self, draws: int, noise: Noise | None) -> Float[Tensor, "SM K N Q"]:
-        components, n, outputs = self.mean.shape
-        members = max(1, components // (1 if noise is None else len(noise.samples)))  # of an ensemble, one by one
-        epsilon = normal(noise, _SITE, members * draws * outputs, rows=n, like=self.mean)
+        _, n, outputs = self.mean.shape
+        members = self._members(noise)
+        epsilon = normal(noise, _SITE, members * draws * outputs, rows=n, like=self._like)
         epsilon = epsilon.unflatten(-1, (members, draws, outputs)).permute(2, 0, 3, 1, 4)
         return epsilon.flatten(0, 1)  # [S · members, draws, N, Q]
 
+    @property
+    def _like(self) -> Tensor:
+        """What draws are to be like: in half precision, the covariance has more digits than the mean."""
+        return self.mean if self.covariance is None else self.covariance
+
+    def _members(self, noise: Noise | None) -> int:
+        """Components for each sample: those of an ensemble, whose members come one by one."""
+        return max(1, len(self.mean) // (1 if noise is None else len(noise.samples)))
+
 
 def covariance_root(covariance: Float[Tensor, "*any Q Q"]) -> Float[Tensor, "*any Q Q"]:
-    """R with R Rᵀ = C + δ I, δ a millionth of C's mean variance: also where C is singular.
+    """R with R Rᵀ = C + δ I, δ a millionth of C's trace: also where C is singular.
 
-    It is (a class that no feature reaches, more classes than features), or all of it is zero (keep = 1). In double
-    precision, since a covariance summed in single precision may have negative eigenvalues of the size of its rounding.
+    It is singular where no feature reaches a class, where there are more classes than features, where two classes are
+    opposites; and with keep = 1 all of it is zero. A covariance summed in single precision then has negative
+    eigenvalues of the size of its rounding: where δ does not outweigh them, it is ten times as large, and so on. What
+    is not finite has a root that is no number.
     """
     double = covariance.double()
-    jitter = (JITTER * double.diagonal(dim1=-2, dim2=-1).mean(-1)).clamp_min(TINY)
+    jitter = (JITTER * double.diagonal(dim1=-2, dim2=-1).sum(-1)).clamp_min(TINY)[..., None, None]
     eye = torch.eye(covariance.shape[-1], dtype=double.dtype, device=double.device)
-    return torch.linalg.cholesky(double + jitter[..., None, None] * eye).to(covariance.dtype)
+    if torch.compiler.is_compiling():
+        return _cholesky_by_columns(double + jitter * eye, jitter / 2).to(covariance.dtype)
+    root, failed = torch.linalg.cholesky_ex(double + jitter * eye)
+    for _ in range(ENLARGEMENTS):
+        if not failed.any():
+            return root.to(covariance.dtype)
+        jitter = torch.where(failed[..., None, None] > 0, 10 * jitter, jitter)
+        root, failed = torch.linalg.cholesky_ex(double + jitter * eye)
+    return root.masked_fill(failed[..., None, None] > 0, math.nan).to(covariance.dtype)
+
+
+def _cholesky_by_columns(
+    a: Float[Tensor, "*any Q Q"], smallest: Float[Tensor, "*any 1 1"] | float = 0.0
+) -> Float[Tensor, "*any Q Q"]:
+    """Cholesky's factor by elementary operations, for exports: ONNX has no operator for it.
+
+    `smallest`: what the square of a diagonal entry is at least, where rounding would bring it below.
+    """
+    columns, smallest = [], torch.as_tensor(smallest, dtype=a.dtype, device=a.device)
+    for place in range(a.shape[-1]):
+        column = a[..., place]
+        for done in columns:
+            column = column - done * done[..., place : place + 1]
+        pivot = torch.maximum(column[..., place : place + 1], smallest.squeeze(-1)).sqrt()
+        # entries above the diagonal are what rounding leaves of zero
+        column = torch.cat([torch.zeros_like(column[..., :place]), pivot, column[..., place + 1 :] / pivot], -1)
+        columns.append(column)
+    return torch.stack(columns, -1)
 
 
 _SITE = site_key("likelihood")
 JITTER = 1e-6
+ENLARGEMENTS = 4  # a millionth to a hundredth of the trace
+MOST_POINTS = 32
 TINY = 1e-12  # the smallest variance: rounding may bring one below zero, and the square root has no gradient there
 
 
 class Likelihood(nn.Module, ABC):
     """p(y | f)."""
+
+    draws: int = 16  # of a Gaussian f
+
+    def points(self, noise: Noise | None) -> int:
+        """How many points stand for a Gaussian of too many classes for a covariance; each costs a product with W."""
+        return self.draws if noise is None or noise.draws is None else min(noise.draws, MOST_POINTS)
 
     @abstractmethod
     def expected_log_prob(self, latent: Latent, y: Tensor, noise: Noise | None = None) -> Float[Tensor, "N"]:
@@ -162,10 +246,11 @@ class RobustMax(Likelihood):
 
     def _largest(self, latent: Latent, y: Int[Tensor, "N"]) -> Float[Tensor, "S N"]:
         """P(f_y is the largest) = ∫ N(f_y) Π_{q≠y} Φ((f_y − μ_q) / σ_q) df_y."""
+        if latent.covariance is not None:
+            raise TypeError("robust-max integrates independent functions, and these have a covariance; use softmax")
         dtype = torch.promote_types(latent.mean.dtype, torch.float32)
         mean = latent.mean.to(dtype)
-        variance = torch.zeros_like(mean) if latent.variance is None else latent.variance.to(dtype)
-        deviation = variance.clamp_min(TINY).sqrt()
+        deviation = latent.marginal_variance.to(dtype).clamp_min(TINY).sqrt()
         nodes, weights = _gauss_hermite(self.nodes, dtype, mean.device)
         chosen = y.expand(len(mean), -1).unsqueeze(-1)  # [S, N, 1]
         # f_y − μ_q with f_y = μ_y + σ_y x; the difference of means first, which is exact for ties: [S, N, nodes, Q]
@@ -197,9 +282,8 @@ class Gaussian(Likelihood):
 
     def expected_log_prob(self, latent: Latent, y: Tensor, noise: Noise | None = None) -> Float[Tensor, "N"]:
         y = y.unsqueeze(-1) if y.dim() == 1 else y
-        variance = 0 if latent.variance is None else latent.variance
         # E log N(y; f, σ²) = −½ log 2πσ² − ((y − μ)² + v) / 2σ²
-        squared = ((y - latent.mean).square() + variance) / self.variance
+        squared = ((y - latent.mean).square() + latent.marginal_variance) / self.variance
         return -(squared + self.log_variance + math.log(2 * math.pi)).sum(-1).mean(0) / 2
 
     def log_probs(self, latent: Latent, noise: Noise | None = None) -> Float[Tensor, "S N Q"]:

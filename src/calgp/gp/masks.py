@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.gp.likelihoods import Latent
-from calgp.gp.noise import Noise, bernoulli, binary_digits, normal
+from calgp.gp.noise import Noise, bernoulli, binary_digits
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
 from calgp.gp.sites import Site
 
@@ -77,6 +77,9 @@ class Masking(Posterior):
 
 
 UNMASKED = Masking(keep=1.0)
+MOST_OUTPUTS = 32  # of an integrated layer with a covariance: Q (Q + 1) / 2 entries, each a product with m inputs
+BUCKETS = 128  # groups of inputs in `_random_sums`: their covariance is off by 1/√128, that of 32 draws by 1/√32
+_FAIR = binary_digits(0.5)
 
 
 def half_norm(weight: Tensor) -> Float[Tensor, ""]:
@@ -192,30 +195,71 @@ class MaskedLinear(Linear):
 
     def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
         mean = self.mean(h)
-        if mean.shape[-1] < 2 * draws:  # fewer pairs of outputs than outputs of all draws
+        if not self.mask.active:
+            return Latent(mean[None])
+        if mean.shape[-1] <= MOST_OUTPUTS:
             return Latent(mean[None], covariance=self.covariance(h)[None])
-        # f = E f ± √(π(1 − π)) (h ⊙ ε) M, ε ~ N(0, I): the same Gaussian, without its Q² covariances
-        rows = len(h) if noise is None else len(noise.rows)
-        pairs = draws // 2
-        epsilon = normal(noise, self.mask.key(noise), pairs * h.shape[-1], rows=rows, like=h)  # [S, N, pairs · in]
-        epsilon = epsilon.unflatten(-1, (pairs, -1)).movedim(2, 0).flatten(1, 2)  # [pairs, S · N, in]
-        delta = self.spread**0.5 * (h * epsilon) @ self.weight
+        delta = self.spread**0.5 * self._random_sums(h, noise, -(-draws // 2))
+        mean = mean.repeat(delta.shape[1] // mean.shape[0], 1)  # where these are the first draws of several samples
         return Latent(mean + torch.cat([delta, -delta]))
+
+    def _random_sums(self, h: Float[Tensor, "B in"], noise: Noise | None, count: int) -> Float[Tensor, "count SB out"]:
+        """Σ_i ε_i h_i M_i with random signs ε: what has the covariance Σ_i h_i² M_iq M_ir, without its Q² entries.
+
+        To be cheap it is summed in two steps, ε_i = ε'_b(i) s_i: within BUCKETS groups of inputs by signs s that all
+        rows share, then over the groups by signs ε' of each row. With as many groups as inputs it is plain.
+        """
+        rows = h.shape[0] if noise is None else noise.rows.shape[0]
+        inputs, outputs = self.weight.shape
+        size = -(-inputs // BUCKETS)
+        groups = -(-inputs // size)
+        key = self.mask.key(noise)
+        shared = _signs(noise, key, inputs, rows=rows, shared=True, like=h)  # [S, 1, in]
+        own = _signs(noise, key ^ 1, count * groups, rows=rows, shared=False, like=h)
+        own = own.expand(-1, rows, -1).unflatten(-1, (count, groups))  # [S, N, count, groups]; exports keep one row
+        pad = groups * size - inputs
+        signed = F.pad((h.unflatten(0, (-1, rows)) * shared).flatten(0, 1), (0, pad)).unflatten(-1, (groups, size))
+        m = F.pad(self.weight, (0, 0, 0, pad)).view(groups, size, outputs)
+        sums = torch.bmm(signed.transpose(0, 1), m).transpose(0, 1)  # [S · N, groups, out]
+        return torch.bmm(own.flatten(0, 1), sums).transpose(0, 1)
 
     def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
         f = (self.mask(h, noise) * self.weight.mT).sum(-1)  # all outputs share the mask
         return f if self.bias is None else f + self.bias
+
+    def latent_per_output(self, h: Float[Tensor, "B out in"]) -> Latent:
+        terms = h * self.weight.mT  # f_q = Σ_i z_i h_qi M_iq
+        mean = self.mask.mean(terms).sum(-1)
+        mean = mean if self.bias is None else mean + self.bias
+        if not self.mask.active:
+            return Latent(mean[None])
+        with torch.autocast(h.device.type, enabled=False):  # as in `weighted_gram`
+            terms = terms.to(torch.promote_types(terms.dtype, torch.float32))
+            return Latent(mean[None], covariance=(self.spread * terms @ terms.mT)[None])
 
     def kl(self) -> Float[Tensor, ""]:
         cost = self.mask.masking.kl(self.weight)
         return cost if self.bias is None else cost + half_norm(self.bias)
 
 
+def _signs(
+    noise: Noise | None, site: int, size: int, *, rows: int, shared: bool, like: Tensor
+) -> Float[Tensor, "S N_or_1 size"]:
+    """−1 or 1, equally likely."""
+    return 2 * bernoulli(noise, site, size, digits=_FAIR, rows=rows, shared=shared, like=like) - 1
+
+
 def weighted_gram(weights: Float[Tensor, "B in"], m: Float[Tensor, "in out"]) -> Float[Tensor, "B out out"]:
-    """Σ_i w_i M_iq M_ir for each row of weights: one product with all pairs of columns of M."""
+    """Σ_i w_i M_iq M_ir for each row of weights: one product with all pairs of columns of M.
+
+    In single precision at least: half precision would leave no digit of a small eigenvalue.
+    """
     outputs = m.shape[1]
     first, second = torch.triu_indices(outputs, outputs, device=m.device)
-    pairs = weights @ (m[:, first] * m[:, second])  # [B, out (out + 1) / 2]
+    with torch.autocast(m.device.type, enabled=False):
+        dtype = torch.promote_types(torch.promote_types(weights.dtype, m.dtype), torch.float32)
+        m = m.to(dtype)
+        pairs = weights.to(dtype) @ (m[:, first] * m[:, second])  # [B, out (out + 1) / 2]
     place = torch.empty(outputs, outputs, dtype=torch.int64, device=m.device)
     place[first, second] = place[second, first] = torch.arange(len(first), device=m.device)
     return pairs[:, place]

@@ -120,9 +120,16 @@ class MeanFieldLinear(Linear):
         return Latent(mean[None], variance[None])
 
     def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
+        return self.draw(*self._moments_per_output(h), noise)
+
+    def latent_per_output(self, h: Float[Tensor, "B out in"]) -> Latent:
+        mean, variance = self._moments_per_output(h)
+        return Latent(mean[None], variance[None])
+
+    def _moments_per_output(self, h: Float[Tensor, "B out in"]) -> tuple[Tensor, Tensor]:
         mean = (h * self.weight.mT).sum(-1)
         variance = (h.square() * (2 * self.log_deviation).exp().mT).sum(-1)
-        return self.draw(mean if self.bias is None else mean + self.bias, variance, noise)
+        return mean if self.bias is None else mean + self.bias, variance
 
     def kl(self) -> Float[Tensor, ""]:
         cost = gaussian_kl(self.weight, self.log_deviation)

@@ -29,32 +29,33 @@ class Mixture(Model):
             raise ValueError("a mixture of mixtures would weigh its models unequally: list all models in one")
         self.members: list[Model] = nn.ModuleList(members)  # pyright: ignore[reportAttributeAccessIssue]
         self.likelihood = members[0].likelihood
+        integrated = [member.integrate for member in members if member.sites()]
+        self.integrate = bool(integrated) and all(integrated)
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         found = [member(h, noise) for member in self.members]
         if any(len(latent.mean) > 1 or not latent.is_points for latent in found):
             # one that has fewer components is repeated, so that all members weigh the same
-            found = [_repeated(latent, 1 if noise is None else len(noise.samples)) for latent in found]
+            most = max([1 if noise is None else len(noise.samples), *(len(latent.mean) for latent in found)])
+            found = [_repeated(latent, most) for latent in found]
         mean = torch.cat([latent.mean for latent in found])
         if any(latent.covariance is not None for latent in found):
             return Latent(mean, covariance=torch.cat([_covariance(latent) for latent in found]))
         if all(latent.is_points for latent in found):
             return Latent(mean)
-        filled = [torch.zeros_like(each.mean) if each.variance is None else each.variance for each in found]
-        return Latent(mean, torch.cat(filled))
+        return Latent(mean, torch.cat([latent.marginal_variance for latent in found]))
 
     def kl(self) -> Float[Tensor, ""]:
         """(1/K) Σ_k KL[q_k ‖ p], which is no less than KL[q ‖ p]: the mixture's bound is the mean of its members'."""
         return torch.stack([member.kl() for member in self.members]).mean()
 
 
-def _repeated(latent: Latent, samples: int) -> Latent:
-    mean, *rest = (None if part is None else part.expand(samples, *part.shape[1:]) for part in latent)
+def _repeated(latent: Latent, components: int) -> Latent:
+    times = components // len(latent.mean)
+    mean, *rest = (None if part is None else part.repeat_interleave(times, 0) for part in latent)
     assert mean is not None  # noqa: S101 (for the type checker)
     return Latent(mean, *rest)
 
 
 def _covariance(latent: Latent) -> Float[Tensor, "S N Q Q"]:
-    if latent.covariance is not None:
-        return latent.covariance
-    return torch.diag_embed(torch.zeros_like(latent.mean) if latent.variance is None else latent.variance)
+    return torch.diag_embed(latent.marginal_variance) if latent.covariance is None else latent.covariance

@@ -25,7 +25,10 @@ class Noise(NamedTuple):
     `rows` are indices in the data set, not in the batch, so that an image keeps its masks wherever it stands. A tuple,
     since Fabric takes no frozen dataclass through the forward pass of a wrapped module.
 
-    With `mean`, masks and Gaussian weights are at their mean: one pass, of which only the latent functions are random.
+    `integrate`: whether the weights of the last layer are integrated in closed form; None: as the model was trained.
+    `mean`: masks and Gaussian weights are at their mean: one pass, of which only the latent functions are random.
+    `draws`: how many quasi-random draws integrate the latent functions, the same for all rows (prediction); None: as
+    many as the likelihood has, keyed like the masks (training).
 
     `kept` is a memory of draws by site and size: what is there is taken, what is not is drawn and put there. Export
     fills it with one row, and gives it to all.
@@ -36,6 +39,8 @@ class Noise(NamedTuple):
     rows: Int[Tensor, "N"]
     kept: dict[tuple[int, int], Tensor] | None = None
     mean: bool = False
+    integrate: bool | None = None
+    draws: int | None = None
 
     def words(self, site: int, count: int, *, shared: bool) -> Int[Tensor, "S N_or_1 count"]:
         """64 random bits a word; `shared` leaves the row out of the key: one mask for all images."""
@@ -95,6 +100,31 @@ def _normal(noise: Noise, site: int, size: int, like: Tensor) -> Float[Tensor, "
     u, v = ((half & (1 << 32) - 1).double().add(0.5) / 2**32 for half in (words, words >> 32))
     radius, angle = (-2 * u.log()).sqrt(), 2 * math.pi * v
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :size].to(like.dtype)
+
+
+def quasi_normal(
+    noise: Noise, site: int, draws: int, outputs: int, *, like: Tensor
+) -> Float[Tensor, "S draws outputs"]:
+    """`draws` points that integrate over N(0, I) better than random ones do: scrambled Sobol points.
+
+    Each sample has the next points of one sequence, so that those of all samples together integrate as well as one
+    longer sequence. They depend on the seed and the sample alone: all rows share them.
+    """
+    kept = _once(noise, site, draws * outputs, lambda: _quasi_normal(noise, draws, outputs, like))
+    return kept.view(-1, draws, outputs)
+
+
+def _quasi_normal(noise: Noise, draws: int, outputs: int, like: Tensor) -> Float[Tensor, "S 1 size"]:
+    last = int(noise.samples.max()) + 1
+    count = 1 << (draws * last - 1).bit_length()  # a longer sequence begins with a shorter one: few are made
+    points = _sobol(count, outputs, noise.seed, like.dtype, like.device)[: draws * last]
+    return points.view(last, 1, draws * outputs)[noise.samples.to(like.device)]
+
+
+@constant
+def _sobol(count: int, outputs: int, seed: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "count out"]:
+    points = torch.quasirandom.SobolEngine(outputs, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+    return torch.special.ndtri(points.clamp(1e-9, 1 - 1e-9)).to(device, dtype)
 
 
 def _once(noise: Noise | None, site: int, size: int, draw: Callable[[], Tensor]) -> Tensor:

@@ -31,8 +31,12 @@ class Linear(nn.Module, ABC):
     def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
         """h W + b with W integrated: what is known of the outputs given h, instead of a draw of them.
 
-        A Gaussian, or where that would be more work than `draws` of it (many outputs), so many points.
+        A Gaussian, or where it has too many outputs for a covariance, `draws` points.
         """
+
+    @abstractmethod
+    def latent_per_output(self, h: Float[Tensor, "B out in"]) -> Latent:
+        """`latent` for outputs that have each its own inputs."""
 
     @abstractmethod
     def kl(self) -> Float[Tensor, ""]:

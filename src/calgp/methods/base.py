@@ -17,6 +17,7 @@ class Method(ABC):
 
     summary: ClassVar[str]
     calibrator: str | None = None  # a name in calgp.calibration: fitted on the hold-out at the end of training
+    integrate: bool = False  # whether the last layer is integrated in closed form, so that one pass predicts
 
     def in_one_line(self) -> str:
         """What it is with these options, for lists."""

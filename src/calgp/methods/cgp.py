@@ -10,11 +10,12 @@ from torch import Tensor
 
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import CHANNELS, LIKELIHOODS, InducingPatches, Latent, Likelihood, Model, Noise, SparseGP, Theta
+from calgp.gp import LIKELIHOODS, InducingPatches, Latent, Likelihood, Model, Noise, SparseGP, Theta
 from calgp.methods.base import Method
-from calgp.methods.shared import check_choices, check_counts, refusing, start_at_labels
+from calgp.methods.shared import start_at_labels
 from calgp.methods.space import RATES, Axis
 from calgp.nets import Backbone, Task
+from calgp.options import COUNT, POSITIVE, check_options, option
 
 START_PATCHES = 100_000  # of the training images, how many patches the inducing patches are chosen from
 START_IMAGES = 1000  # how many training images decide where f starts
@@ -24,34 +25,32 @@ START_IMAGES = 1000  # how many training images decide where f starts
 class Cgp(Method):
     """A convolutional Gaussian process: f is a weighted sum of one function's values at all patches of the image.
 
-    There is no network: the backbone of a run is not used.
-
-    inducing: M, how many inducing patches (750 in the original, on MNIST); they start at distinct training patches,
-        and f at a least-squares classification of some training images.
-    patch: their side.
-    channels: joint, a patch has all colours of its pixels; additive, each channel has its own patches and weights.
-    weighted: learn how much a patch counts by its place; else all count the same.
-    lengthscale: ℓ to start with; None means from the training images, the median of the distances of their patches.
-    sigma: σ to start with. f is a mean over patches that pictures mostly share (such as black ones), so g must vary
-        much for f to differ between them.
-    likelihood: softmax (by draws of f), or robust-max (in closed form; the original's).
+    There is no network: the backbone of a run is not used. Inducing patches start at distinct training patches, and f
+    at a least-squares classification of some training images.
     """
 
     summary: ClassVar[str] = "GP over the patches of an image, no network"
 
-    inducing: int = 500
-    patch: int = 5
-    channels: Literal["joint", "additive"] = "joint"
-    weighted: bool = True
-    lengthscale: float | None = None
-    sigma: float = 50.0
-    likelihood: Literal["softmax", "robust-max"] = "softmax"
+    inducing: int = option(500, "M, how many inducing patches; the original has 750 on MNIST.", within=COUNT)
+    patch: int = option(5, "Side of a patch, in pixels.", within=COUNT)
+    channels: Literal["joint", "additive"] = option(
+        "joint", "Whether a patch has all colours of its pixels, or each channel its own patches and weights."
+    )
+    weighted: bool = option(True, "Learn how much a patch counts by its place; else all count the same.")
+    lengthscale: float | None = option(
+        None, "ℓ to start with.", within=POSITIVE, default_text="median distance of training patches", example=1.0
+    )
+    sigma: float = option(
+        50.0,
+        "σ to start with; large, since f is a mean over patches that images mostly share, such as black ones.",
+        within=POSITIVE,
+    )
+    likelihood: Literal["softmax", "robust-max"] = option(
+        "softmax", "softmax by draws of f, or robust-max in closed form, as in the original."
+    )
 
     def __post_init__(self) -> None:
-        check_counts(self, "inducing", "patch")
-        check_choices(self, channels=CHANNELS, likelihood=LIKELIHOODS)
-        with refusing():
-            self._theta()
+        check_options(self)
 
     def _theta(self) -> Theta:
         return Theta(self.lengthscale, self.sigma, learn=True)

@@ -11,24 +11,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp import calibration
-from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Latent, MaskedLinear, Masking, Model, Noise, Softmax
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
+from calgp.methods.cnn_gp import CnnGp
 from calgp.methods.space import KEEP, RATES, Axis
 from calgp.nets import Backbone, Features, Task
+from calgp.nets.base import KEPT
+from calgp.options import check_options, like, option
 
 
 @dataclass(frozen=True)
 class Cnn(Method):
-    """CNN: a point estimate, trained by cross-entropy. CNN+CAL (Guo et al. 2017): calibrated at the end of training.
-
-    calibrator: none, or temperature, vector, platt or isotonic, fitted on the hold-out (a tenth, unless given).
-    """
+    """CNN: a point estimate, trained by cross-entropy. CNN+CAL (Guo et al. 2017): calibrated at the end of training."""
 
     summary: ClassVar[str] = "CNN with fully connected layers, a point"
 
-    calibrator: str | None = None
+    calibrator: str | None = option(
+        None,
+        "temperature, vector, platt or isotonic, fitted on the hold-out at the end of training.",
+        default_text="none",
+    )
 
     def __post_init__(self) -> None:
         if self.calibrator is not None:
@@ -46,33 +49,35 @@ class Cnn(Method):
 class CnnMcd(Method):
     """CNN+MCD (Gal & Ghahramani 2016): masks in front of every layer but the first, in training and in prediction.
 
-    keep, keep_filters: π of the fully connected layers and of the filters.
-    granularity, inverted: how masks are drawn (calgp.gp.Masking).
+    It is predicted by 50 samples, as in the original. `predict(model, x, passes=1, engine="moments")` needs one pass:
+    filters and hidden layers at the mean of their masks, the masks of the last layer integrated in closed form. With
+    more passes filters and hidden layers are drawn in each.
     """
 
     summary: ClassVar[str] = "CNN with Monte Carlo dropout"
 
-    keep: float = 0.5
-    keep_filters: float = 0.5
-    granularity: Granularity = "element"
-    inverted: bool = False
+    keep: float = option(0.5, "π, the share of inputs that masks keep, in the fully connected layers.", within=KEPT)
+    keep_filters: float = option(0.5, "π, the share of channels that masks keep, of the filters Ψ.", within=KEPT)
+    granularity: Granularity = like(CnnGp, "granularity")
+    inverted: bool = like(CnnGp, "inverted")
+    integrate: bool = option(
+        False, "Integrate the masks of the last layer in closed form, which the original does not.",
+        since_version="0.1.0",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for keep in (self.keep, self.keep_filters):
-            self._masking(keep)
+        check_options(self)
 
     def space(self) -> Mapping[str, Axis]:
         return {"learning_rate": RATES, "method.keep_filters": KEEP, "method.keep": KEEP}
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnMcdModel":
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)
-        return CnnMcdModel(features, _fully_connected(features, task, backbone, self._masking(self.keep), generator))
+        layers = _fully_connected(features, task, backbone, self._masking(self.keep), generator)
+        return CnnMcdModel(features, layers, integrate=self.integrate)
 
     def _masking(self, keep: float) -> Masking:
-        try:
-            return Masking(keep, self.granularity, self.inverted)
-        except ValueError as error:
-            raise CalgpError(f"{error}.") from None
+        return Masking(keep, self.granularity, self.inverted)
 
 
 def _fully_connected(
@@ -95,9 +100,9 @@ def _fully_connected(
 class _FullyConnected(Model, ABC):
     """f(x): the features, through layers with ReLU between them."""
 
-    def __init__(self, features: Features, layers: list[MaskedLinear]) -> None:
+    def __init__(self, features: Features, layers: list[MaskedLinear], *, integrate: bool = False) -> None:
         super().__init__()
-        self.features, self.likelihood = features, Softmax()
+        self.features, self.likelihood, self.integrate = features, Softmax(), integrate
         self.layers: list[MaskedLinear] = nn.ModuleList(layers)  # pyright: ignore[reportAttributeAccessIssue]
 
     def stem(self, x: Tensor) -> Tensor:
@@ -108,6 +113,8 @@ class _FullyConnected(Model, ABC):
         *hidden, last = self.layers
         for layer in hidden:
             f = layer(f, noise).relu()
+        if self.integrates(noise):
+            return last.latent(f, noise, draws=self.likelihood.points(noise)).by_sample(h.shape[0])
         return Latent(last(f, noise).unflatten(0, (-1, h.shape[0])))
 
 

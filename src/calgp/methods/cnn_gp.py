@@ -9,70 +9,80 @@ from jaxtyping import Float
 from torch import Tensor
 
 from calgp.errors import CalgpError
-from calgp.gp import FREQUENCIES, KERNELS, DeepGP, Latent, Masking, Model, Noise, RandomFeatureGP, Softmax, Theta
+from calgp.gp import DeepGP, Latent, Masking, Model, Noise, RandomFeatureGP, Softmax, Theta
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
-from calgp.methods.shared import check_choices, check_counts
 from calgp.methods.space import KEEP, KEEP_OMEGA, RATES, SIGMA, Axis
 from calgp.nets import Backbone, Features, Task
+from calgp.nets.base import KEPT
+from calgp.options import COUNT, POSITIVE, Interval, check_options, option
 
 
 @dataclass(frozen=True)
 class CnnGp(Method):
-    """Convolutional features, GP layers by random features, everything inferred by masks.
-
-    frequencies: variational (Ω inferred: the paper's RF), sorf (structured), gaussian or orthogonal (drawn once).
-    kernel: arc-cosine-1 (the paper's), arc-cosine-0, arc-cosine-2, rbf.
-    n_rf: frequencies of a layer; None means `ratio` times its inputs.
-    depth: GP layers; more than one is a deep GP, with the features fed to each.
-    width: functions of a hidden GP layer; None means as many as there are features (the authors' choice).
-    lengthscale: ℓ to start with; None means √d, the authors have 1.
-    learn_theta: learn σ and ℓ, as far as they are identifiable.
-    ard: an ℓ for each feature.
-    per_output: an own θ for each class (last layer).
-    keep, keep_filters, keep_omega: π for W, Ψ and Ω.
-    granularity, inverted: how masks are drawn (calgp.gp.Masking).
-    """
+    """Convolutional features, GP layers by random features, everything inferred by masks."""
 
     summary: ClassVar[str] = "convolutional features, Gaussian process by random features, all inferred by masks"
 
-    frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = "variational"
-    kernel: Literal["arc-cosine-0", "arc-cosine-1", "arc-cosine-2", "rbf"] = "arc-cosine-1"
-    n_rf: int | None = None
-    ratio: int = 1
-    depth: int = 1
-    width: int | None = None
-    lengthscale: float | None = None
-    sigma: float = 1.0
-    learn_theta: bool = False
-    ard: bool = False
-    per_output: bool = False
-    keep: float = 0.5
-    keep_filters: float = 0.5
-    keep_omega: float = 0.5
-    granularity: Granularity = "element"
-    inverted: bool = False
+    frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
+        "variational", "Ω: inferred, as the paper's RF; or drawn once, structured (sorf) or not."
+    )
+    kernel: Literal["arc-cosine-0", "arc-cosine-1", "arc-cosine-2", "rbf"] = option(
+        "arc-cosine-1", "Covariance of a GP layer; arc-cosine-1 is the paper's."
+    )
+    n_rf: int | None = option(
+        None, "Frequencies of a layer.", within=COUNT, default_text="ratio times its inputs", example=1024
+    )
+    ratio: int = option(1, "Frequencies of a layer for each of its inputs, where n_rf is not given.", within=COUNT)
+    depth: int = option(
+        1, "GP layers; more than one is a deep GP, with the features fed to each.", within=Interval(1, 1000)
+    )
+    width: int | None = option(
+        None, "Functions of a hidden GP layer.", within=COUNT, default_text="as many as features", example=64
+    )
+    lengthscale: float | None = option(
+        None, "ℓ to start with; the authors have 1.", within=POSITIVE, default_text="√d of d inputs", example=1.0
+    )
+    sigma: float = option(1.0, "σ to start with.", within=POSITIVE)
+    learn_theta: bool = option(False, "Learn σ and ℓ, as far as they are identifiable.")
+    ard: bool = option(False, "An ℓ for each feature.")
+    per_output: bool = option(False, "An own θ for each class, in the last layer.")
+    keep: float = option(0.5, "π, the share of random features that masks keep: q(W).", within=KEPT)
+    keep_filters: float = option(0.5, "π, the share of channels that masks keep: q(Ψ) of the filters.", within=KEPT)
+    keep_omega: float = option(0.5, "π, the share of inputs that masks keep: q(Ω), if inferred.", within=KEPT)
+    granularity: Granularity = option(
+        "element", "Whether a mask is drawn for each pixel and channel, for each channel, or once for all images."
+    )
+    inverted: bool = option(False, "Divide what a mask keeps by π, so that the mean stays.")
+    integrate: bool = option(
+        True, "Integrate the masks of W in closed form, so that one pass predicts; else draw them, as the paper does.",
+        since_version="0.1.0", before=False,
+    )  # fmt: skip
+    draws: int = option(
+        16, "Draws of f in a step, where W is integrated; they cost no pass of the network.", within=COUNT,
+        since_version="0.1.0",
+    )  # fmt: skip
+    alpha: float = option(
+        0.0, "The bound L_α = (1/α) log E[p(y | f)^α]: 0 is the paper's, 1 the log of the predictive.",
+        within=Interval(0, 1), since_version="0.1.0",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_rf", "ratio", "width")
-        check_counts(self, "depth", most=1000)
-        check_choices(self, frequencies=FREQUENCIES, kernel=KERNELS)
+        check_options(self)
         if self.kernel == "arc-cosine-0":
             raise CalgpError(
-                "kernel='arc-cosine-0' passes no gradient to the convolutional features, which are trained here; "
-                "use arc-cosine-1, arc-cosine-2 or rbf (or calgp.gp.RandomFeatureGP on features that are fixed)."
+                "Invalid kernel='arc-cosine-0': it passes no gradient to the features; must be arc-cosine-1 or 2 "
+                "or rbf, or calgp.gp.RandomFeatureGP on features that are fixed."
             )
         if self.per_output and self.frequencies == "variational":
-            raise CalgpError("per_output needs frequencies that are not inferred: sorf, gaussian or orthogonal.")
-        for keep in (self.keep, self.keep_filters, self.keep_omega):
-            self._masking(keep)
-        self._theta(None)
+            raise CalgpError("Invalid per_output=True: frequencies must not be inferred, such as sorf.")
 
     def in_one_line(self) -> str:
         name = {"variational": "RF", "sorf": "SORF"}.get(self.frequencies, self.frequencies)
         layers = f", {self.depth} layers" if self.depth > 1 else ""
         scale = "√d" if self.lengthscale is None else f"{self.lengthscale:g}"
-        return f"CNN+GP({name}){layers}, inferred by masks, ℓ = {scale}"
+        how = "masks of W integrated, one pass" if self.integrate else "inferred by masks"
+        return f"CNN+GP({name}){layers}, {how}, ℓ = {scale}"
 
     def space(self) -> Mapping[str, Axis]:
         axes = {"learning_rate": RATES, "method.keep_filters": KEEP, "method.keep": KEEP, "method.sigma": SIGMA}
@@ -95,19 +105,13 @@ class CnnGp(Method):
             )
             for layer, (inputs, outputs) in enumerate(sizes, 1)
         ]
-        return CnnGpModel(features, DeepGP(layers))
+        return CnnGpModel(features, DeepGP(layers), Softmax(self.draws, self.alpha), integrate=self.integrate)
 
     def _masking(self, keep: float) -> Masking:
-        try:
-            return Masking(keep, self.granularity, self.inverted)
-        except ValueError as error:
-            raise CalgpError(f"{error}.") from None
+        return Masking(keep, self.granularity, self.inverted)
 
     def _theta(self, outputs: int | None) -> Theta:
-        try:
-            return Theta(self.lengthscale, self.sigma, self.ard, outputs, self.learn_theta)
-        except ValueError as error:
-            raise CalgpError(f"{error}.") from None
+        return Theta(self.lengthscale, self.sigma, self.ard, outputs, self.learn_theta)
 
 
 def layer_sizes(d: int, classes: int, *, depth: int, width: int | None) -> list[tuple[int, int]]:
@@ -119,16 +123,18 @@ def layer_sizes(d: int, classes: int, *, depth: int, width: int | None) -> list[
 class CnnGpModel(Model):
     """f(x) = GP(c(x | Ψ))."""
 
-    def __init__(self, features: Features, gp: DeepGP) -> None:
+    def __init__(self, features: Features, gp: DeepGP, likelihood: Softmax, *, integrate: bool) -> None:
         super().__init__()
-        self.features, self.gp, self.likelihood = features, gp, Softmax()
+        self.features, self.gp, self.likelihood, self.integrate = features, gp, likelihood, integrate
 
     def stem(self, x: Tensor) -> Tensor:
         return self.features.stem(x)
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
-        f = self.gp(self.features(h, noise), noise)
-        return Latent(f.unflatten(0, (-1, h.shape[0])))
+        c = self.features(h, noise)
+        if self.integrates(noise):
+            return self.gp.latent(c, noise, draws=self.likelihood.points(noise))
+        return Latent(self.gp(c, noise).unflatten(0, (-1, h.shape[0])))
 
     def kl(self) -> Float[Tensor, ""]:
         return self.features.kl() + self.gp.kl()

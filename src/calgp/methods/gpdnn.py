@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -24,11 +24,14 @@ from calgp.gp import (
 )
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
-from calgp.methods.shared import check_choices, check_counts, draw_seed, refusing, start_at_labels
+from calgp.methods.cgp import Cgp
+from calgp.methods.cnn_gp import CnnGp
+from calgp.methods.shared import draw_seed, start_at_labels
 from calgp.methods.space import KEEP, RATES, Axis
 from calgp.nets import Backbone, Features, Task
+from calgp.nets.base import KEPT
+from calgp.options import COUNT, POSITIVE, check_options, like, option
 
-KERNELS = ("rbf", "arc-cosine-1")
 START_IMAGES = 2000  # how many training images decide where training starts
 
 
@@ -36,38 +39,40 @@ START_IMAGES = 2000  # how many training images decide where training starts
 class Gpdnn(Method):
     """Convolutional features, a sparse variational GP with inducing points among them, learned together.
 
-    inducing: M, how many inducing points; they start at the k-means of the features of some training images, and f at a
-        least-squares classification of them.
-    kernel: rbf (the original's) or arc-cosine-1.
-    lengthscale: ℓ to start with; None means from the training images, the median of the distances of their features.
-    sigma: σ to start with.
-    ard: an ℓ for each feature.
-    likelihood: softmax (by draws of f), or robust-max (in closed form; the original's).
-    keep_filters: π for Ψ. With 1 (GPDNN) filters have no masks; below 1 (GPDNN+MCD) they are inferred by masks.
-    filter_prior: whether filters have the prior N(0, 1), whose cost is in the bound; None means where they have masks.
-        Without masks and prior they are maximum likelihood, as in the original.
-    granularity, inverted: how masks are drawn (calgp.gp.Masking).
+    Inducing points start at the k-means of the features of some training images, and f at a least-squares
+    classification of them. Filters without masks and prior are maximum likelihood, as in the original.
+
+    The Gaussian f is integrated by draws: random ones in each of 50 samples of the masks, or, by
+    `predict(model, x, passes=1, engine="moments")`, 256 quasi-random ones after one pass with filters at the mean of
+    their masks. Without masks the network is computed once in any case, and `engine="moments"` is more exact.
     """
 
     summary: ClassVar[str] = "CNN+sparse GP on inducing points"
 
-    inducing: int = 200
-    kernel: Literal["rbf", "arc-cosine-1"] = "rbf"
-    lengthscale: float | None = None
-    sigma: float = 1.0
-    ard: bool = False
-    likelihood: Literal["softmax", "robust-max"] = "softmax"
-    keep_filters: float = 1.0
-    granularity: Granularity = "element"
-    inverted: bool = False
-    filter_prior: bool | None = field(default=None, metadata={"later": True})
+    inducing: int = option(200, "M, how many inducing points.", within=COUNT)
+    kernel: Literal["rbf", "arc-cosine-1"] = option("rbf", "Covariance of the GP; rbf is the original's.")
+    lengthscale: float | None = option(
+        None,
+        "ℓ to start with.",
+        within=POSITIVE,
+        default_text="median distance of the features of training images",
+        example=1.0,
+    )
+    sigma: float = like(CnnGp, "sigma")
+    ard: bool = like(CnnGp, "ard")
+    likelihood: Literal["softmax", "robust-max"] = like(Cgp, "likelihood")
+    keep_filters: float = option(
+        1.0, "π, the share of channels that masks keep, of the filters Ψ; 1 (GPDNN) is no masks.", within=KEPT
+    )
+    granularity: Granularity = like(CnnGp, "granularity")
+    inverted: bool = like(CnnGp, "inverted")
+    filter_prior: bool | None = option(
+        None, "Whether filters have the prior N(0, 1), whose cost is in the bound.",
+        default_text="where they have masks", since_version="0.1.0",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_counts(self, "inducing")
-        check_choices(self, kernel=KERNELS, likelihood=LIKELIHOODS)
-        with refusing():
-            self._masking()
-            self._theta()
+        check_options(self)
 
     def _masking(self) -> Masking:
         return Masking(self.keep_filters, self.granularity, self.inverted)

@@ -9,14 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from calgp.data import Images
-from calgp.data.images import unit
+from calgp.data.images import to_unit_interval
 from calgp.errors import CalgpError
-from calgp.gp import KERNELS, UNMASKED, LaplaceGP, Latent, Model, Noise, RandomFeatureGP, Softmax, Theta, evaluating
+from calgp.gp import UNMASKED, LaplaceGP, Latent, Model, Noise, RandomFeatureGP, Softmax, Theta, evaluating
 from calgp.gp.laplace import constant_one, mean_field_logits, per_class, shared
 from calgp.methods.base import Method
-from calgp.methods.shared import check_choices, check_counts, refusing
+from calgp.methods.cnn_gp import CnnGp
 from calgp.methods.space import RATES, SIGMA, Axis
 from calgp.nets import Backbone, Features, Task
+from calgp.options import COUNT, check_options, like, option
 
 CURVATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "shared": shared,
@@ -29,40 +30,29 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class CnnLaplace(Method):
-    """Convolutional features and random features at their mode; after training, Laplace's Gaussian over W.
-
-    frequencies: sorf, gaussian or orthogonal (Ω drawn once).
-    kernel: arc-cosine-1, arc-cosine-2, rbf.
-    n_rf: frequencies; Σ has as many rows (for rbf twice as many), and costs their square in memory.
-    covariance: shared (one Σ for all classes, by the curvature p̂(1 − p̂)), per-class (each its own, p_q(1 − p_q)),
-        gaussian (one, by the curvature 1: SNGP's published code).
-    predictive: draws (of the Gaussian f) or mean-field (one point, f / sqrt(1 + π/8 · v)).
-    lengthscale, sigma, learn_theta, ard: as in `CnnGp`.
-    """
+    """Convolutional features and random features at their mode; after training, Laplace's Gaussian over W."""
 
     summary: ClassVar[str] = "CNN+GP, Laplace's Gaussian over W in a single pass"
 
-    frequencies: Literal["sorf", "gaussian", "orthogonal"] = "sorf"
-    kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = "arc-cosine-1"
-    n_rf: int = 1024
-    lengthscale: float | None = None
-    sigma: float = 1.0
-    learn_theta: bool = False
-    ard: bool = False
-    covariance: Literal["shared", "per-class", "gaussian"] = "gaussian"
-    predictive: Literal["draws", "mean-field"] = "draws"
+    frequencies: Literal["sorf", "gaussian", "orthogonal"] = option("sorf", "Ω, drawn once: structured (sorf) or not.")
+    kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = like(CnnGp, "kernel")
+    n_rf: int = option(
+        1024, "Frequencies; Σ has as many rows (for rbf twice as many) and costs their square in memory.", within=COUNT
+    )
+    lengthscale: float | None = like(CnnGp, "lengthscale")
+    sigma: float = like(CnnGp, "sigma")
+    learn_theta: bool = like(CnnGp, "learn_theta")
+    ard: bool = like(CnnGp, "ard")
+    covariance: Literal["shared", "per-class", "gaussian"] = option(
+        "gaussian",
+        "Σ by the curvature p̂(1 − p̂), one for all classes; p_q(1 − p_q), one a class; or 1, as SNGP's published code.",
+    )
+    predictive: Literal["draws", "mean-field"] = option(
+        "draws", "Draws of the Gaussian f, or one point, f / sqrt(1 + π/8 · v)."
+    )
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_rf")
-        check_choices(
-            self,
-            frequencies=("sorf", "gaussian", "orthogonal"),
-            kernel=KERNELS[1:],
-            covariance=CURVATURES,
-            predictive=("draws", "mean-field"),
-        )
-        with refusing():
-            self._theta()
+        check_options(self)
 
     def space(self) -> Mapping[str, Axis]:
         return {"learning_rate": RATES, "method.sigma": SIGMA}
@@ -118,4 +108,4 @@ class LaplaceModel(Model):
 def _features(model: LaplaceModel, images: Images) -> Iterator[Tensor]:
     parameter = next(model.parameters())
     for _, x in images.read(images.parts(BATCH)):
-        yield model.features(model.stem(unit(x).to(parameter)))
+        yield model.features(model.stem(to_unit_interval(x).to(parameter)))

@@ -6,49 +6,44 @@ from typing import ClassVar, Literal
 
 import torch
 
-from calgp.gp import FREQUENCIES, KERNELS, UNMASKED, DeepGP, MeanField, RandomFeatureGP, Theta
+from calgp.gp import UNMASKED, DeepGP, MeanField, RandomFeatureGP, Softmax, Theta
 from calgp.methods.base import Method
-from calgp.methods.cnn_gp import CnnGpModel, layer_sizes
-from calgp.methods.shared import check_choices, check_counts, refusing
+from calgp.methods.cnn_gp import CnnGp, CnnGpModel, layer_sizes
 from calgp.methods.space import RATES, SIGMA, Axis
 from calgp.nets import Backbone, Task
+from calgp.options import POSITIVE, check_options, like, option
 
 
 @dataclass(frozen=True)
 class MeanFieldGp(Method):
-    """Convolutional features, GP layers by random features; W has a mean-field Gaussian posterior with its exact KL.
-
-    frequencies: sorf, gaussian or orthogonal (Ω drawn once), or variational (Ω inferred, mean-field too).
-    filters: whether Ψ (but not the first convolution) is inferred too; otherwise it is a point, with a N(0, 1) prior.
-    deviation: σ of W and Ω to start with, in units of their priors'.
-    deviation_filters: σ of Ψ to start with.
-    kernel, n_rf, ratio, depth, width, lengthscale, sigma, learn_theta, ard: as in `CnnGp`.
-    """
+    """Convolutional features, GP layers by random features; W has a mean-field Gaussian posterior with its exact KL."""
 
     summary: ClassVar[str] = "CNN+GP, mean-field Gaussian over W instead of masks"
 
-    frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = "sorf"
-    kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = "arc-cosine-1"
-    n_rf: int | None = None
-    ratio: int = 1
-    depth: int = 1
-    width: int | None = None
-    lengthscale: float | None = None
-    sigma: float = 1.0
-    learn_theta: bool = False
-    ard: bool = False
-    filters: bool = False
-    deviation: float = 0.1
-    deviation_filters: float = 0.1
+    frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
+        "sorf", "Ω: inferred, mean-field too; or drawn once, structured (sorf) or not."
+    )
+    kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = like(CnnGp, "kernel")
+    n_rf: int | None = like(CnnGp, "n_rf")
+    ratio: int = like(CnnGp, "ratio")
+    depth: int = like(CnnGp, "depth")
+    width: int | None = like(CnnGp, "width")
+    lengthscale: float | None = like(CnnGp, "lengthscale")
+    sigma: float = like(CnnGp, "sigma")
+    learn_theta: bool = like(CnnGp, "learn_theta")
+    ard: bool = like(CnnGp, "ard")
+    filters: bool = option(
+        False, "Infer Ψ too, but not the first convolution; else it is a point with the prior N(0, 1)."
+    )
+    deviation: float = option(0.1, "σ of q(W) and q(Ω) to start with, in units of their priors'.", within=POSITIVE)
+    deviation_filters: float = option(0.1, "σ of q(Ψ) to start with.", within=POSITIVE)
+    integrate: bool = option(
+        True, "Integrate q(W) in closed form, so that one pass predicts; else draw W.",
+        since_version="0.1.0", before=False,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_rf", "ratio", "width")
-        check_counts(self, "depth", most=1000)
-        check_choices(self, frequencies=FREQUENCIES, kernel=KERNELS[1:])
-        with refusing():
-            for deviation in (self.deviation, self.deviation_filters):
-                MeanField(deviation)
-            self._theta()
+        check_options(self)
 
     def space(self) -> Mapping[str, Axis]:
         return {"learning_rate": RATES, "method.sigma": SIGMA, "method.deviation": Axis((0.03, 0.1, 0.3), ratio=3.0)}
@@ -69,7 +64,7 @@ class MeanFieldGp(Method):
             )
             for inputs, outputs in layer_sizes(features.out_features, task.classes, depth=self.depth, width=self.width)
         ]
-        return CnnGpModel(features, DeepGP(layers))
+        return CnnGpModel(features, DeepGP(layers), Softmax(), integrate=self.integrate)
 
     def _theta(self) -> Theta:
         return Theta(self.lengthscale, self.sigma, self.ard, None, self.learn_theta)

@@ -20,6 +20,7 @@ from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Freezable, Latent, MixedSoftmax, Model, Noise
 from calgp.methods.base import Method
 from calgp.nets import Backbone, Features, Task
+from calgp.options import COUNT, Interval, check_options, option
 
 EDGE = 0.95  # inputs stay within ±0.95: up to there a grid of 8 points or more, over ±1, has two on either side
 START_IMAGES = 500
@@ -27,22 +28,17 @@ START_IMAGES = 500
 
 @dataclass(frozen=True)
 class Svdkl(Method):
-    """Features, a linear map to `reduced` of them, a GP of each on a grid, mixed linearly before the softmax.
-
-    reduced: how many one-dimensional GPs; a network with no more features than that gets no linear map.
-    grid: inducing points of each.
-    """
+    """Features, a linear map to `reduced` of them, a GP of each on a grid, mixed linearly before the softmax."""
 
     summary: ClassVar[str] = "CNN+one-dimensional GPs on grids, mixed (needs GPyTorch)"
 
-    reduced: int = 64
-    grid: int = 64
+    reduced: int = option(
+        64, "How many one-dimensional GPs; a network with no more features than that gets no linear map.", within=COUNT
+    )
+    grid: int = option(64, "Inducing points of each GP; up to 800 GPyTorch's KL is exact.", within=Interval(8, 800))
 
     def __post_init__(self) -> None:
-        if self.reduced < 1:
-            raise CalgpError(f"reduced={self.reduced} cannot be; it must be at least 1.")
-        if not 8 <= self.grid <= 800:
-            raise CalgpError(f"grid={self.grid} cannot be; it must be 8 to 800, up to where GPyTorch's KL is exact.")
+        check_options(self)
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "SvdklModel":
         features = backbone.build(task, UNMASKED, generator=generator)

@@ -35,5 +35,8 @@ from ._outcomes import entropy as entropy
 from ._outcomes import error_rate as error_rate
 from ._outcomes import mnll as mnll
 from ._outcomes import outcomes as outcomes
+from ._paired import Difference as Difference
+from ._paired import paired_ood as paired_ood
+from ._paired import paired_scores as paired_scores
 from ._scores import Scores as Scores
 from ._scores import scores as scores

@@ -1,12 +1,11 @@
 """Convolutional networks c(x | Ψ) with masked filters: table 1 of the paper."""
 
 from calgp.nets.base import Backbone, Features, Task
-from calgp.nets.headed import Headed
+from calgp.nets.features_with_head import FeaturesWithHead
 from calgp.nets.lenet import LeNet
 from calgp.nets.resnet import ResNet
 from calgp.nets.standardised import Standardised, standardisers
-from calgp.nets.wrapped import WrappedFeatures
-from calgp.nets.wrapping import NETWORKS, Wrapped, wrap
+from calgp.nets.wrap import NETWORKS, Wrapped, WrappedFeatures
 
 BACKBONES: dict[str, Backbone] = {
     "lenet": LeNet(),
@@ -16,6 +15,6 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 __all__ = [
-    "BACKBONES", "NETWORKS", "Backbone", "Features", "Headed", "LeNet", "ResNet", "Standardised", "Task", "Wrapped",
-    "WrappedFeatures", "standardisers", "wrap",
+    "BACKBONES", "NETWORKS", "Backbone", "Features", "FeaturesWithHead", "LeNet", "ResNet", "Standardised", "Task",
+    "Wrapped", "WrappedFeatures", "standardisers",
 ]  # fmt: skip

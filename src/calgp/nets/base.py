@@ -1,18 +1,20 @@
 """What every convolutional network is to the rest: c(x | Ψ) in two halves, and what its filters cost."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.data import Images
-from calgp.errors import CalgpError
 from calgp.gp import Noise, Posterior, bound_filters
+from calgp.options import Interval, options_of
 
+KEPT = Interval(2**-16, 1)  # π of masks, which are drawn by at most 16 binary digits
 LARGEST_SIDE = 4096  # pixels that images are padded to
+HIDDEN = "Widths of the fully connected layers with which the methods without a GP continue."
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,12 @@ class Features(nn.Module, ABC):
 class Backbone(ABC):
     """A frozen description of a network that can build it. Subclasses are frozen dataclasses."""
 
-    hidden: tuple[int, ...]  # widths of the fully connected layers with which the plain CNN continues
+    summary: ClassVar[str] = "your own network"
+    hidden: tuple[int, ...]  # widths of the fully connected layers of methods without a GP
 
     @abstractmethod
-    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> Features:
-        """The network; `masking` is the q (masks, or Gaussians) of all convolutions that should have one."""
+    def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> Features:
+        """The network; `posterior` is the q (masks, or Gaussians) of all convolutions that should have one."""
 
     def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:  # noqa: B027
         """What the training images decide in the network of a model before the first step; nothing for most."""
@@ -67,12 +70,10 @@ def canvas(x: Float[Tensor, "N C H W"], size: int) -> Float[Tensor, "N C H2 W2"]
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
-def check_spectral(bound: float | None) -> None:
-    """Refuse what cannot bound a norm."""
-    if bound is not None and not 0 < bound < math.inf:
-        raise CalgpError(
-            f"spectral={bound} cannot bound a norm; it must be positive and finite, such as 0.95, or None."
-        )
+def check_widths(backbone: Backbone, name: str) -> None:
+    """Refuse a network without a layer."""
+    if not getattr(backbone, name):
+        raise options_of(type(backbone))[name].error(())
 
 
 def bound_spectrum(features: nn.Module, bound: float | None) -> None:

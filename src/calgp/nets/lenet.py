@@ -1,60 +1,60 @@
 """The shallow networks of table 1."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Convolution, Noise, Posterior
-from calgp.nets.base import Backbone, Features, Task, bound_spectrum, canvas, check_spectral
+from calgp.nets.base import HIDDEN, Backbone, Features, Task, bound_spectrum, canvas, check_widths
 from calgp.nets.response_norm import ResponseNorm
+from calgp.options import COUNT, POSITIVE, Interval, check_options, option
 
 
 @dataclass(frozen=True)
 class LeNet(Backbone):
-    """Convolutions of 5 × 5, each with ReLU and pooling; images are padded to 32 × 32 if they are smaller.
+    """Convolutions of 5 × 5, each with ReLU and pooling; images are padded to 32 × 32 if they are smaller."""
 
-    channels: filters of each convolution.
-    pool: 2 (windows of 2 × 2, MNIST) or 3 (overlapping windows of 3 × 3, CIFAR); the stride is 2.
-    normalise: local response normalisation (CIFAR): after the first pooling, before the others.
-    mask_first: mask the image too ("for all parameters", as the paper's text has it; its code does not).
-    spectral: a bound on the spectral norm of each convolution's filters (SNGP); None means none.
-    """
+    summary: ClassVar[str] = "convolutions of 5 × 5 with pooling, table 1"
 
-    channels: tuple[int, ...] = (32, 64)
-    pool: int = 2
-    normalise: bool = False
-    hidden: tuple[int, ...] = (1024,)
-    mask_first: bool = False
-    spectral: float | None = None
+    channels: tuple[int, ...] = option((32, 64), "Filters of each convolution.", within=COUNT)
+    pool: int = option(
+        2,
+        "Pool windows of 2 × 2 (MNIST), or overlapping ones of 3 × 3 (CIFAR); the stride is 2.",
+        within=Interval(2, 3),
+    )
+    normalise: bool = option(False, "Local response normalisation (CIFAR): after the first pooling, before the others.")
+    hidden: tuple[int, ...] = option((1024,), HIDDEN, within=COUNT)
+    mask_first: bool = option(
+        False, 'Mask the image too: "for all parameters", as the paper\'s text has it; its code does not.'
+    )
+    spectral: float | None = option(
+        None, "Bound on the spectral norm of each convolution's filters, as in SNGP.", within=POSITIVE,
+        default_text="none", example=0.95,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if not self.channels or min(self.channels) < 1 or self.pool not in (2, 3) or min((1, *self.hidden)) < 1:
-            raise CalgpError(
-                "A LeNet needs at least one convolution, positive widths and pool 2 or 3, not "
-                f"channels={self.channels}, hidden={self.hidden}, pool={self.pool}."
-            )
+        check_options(self)
+        check_widths(self, "channels")
 
-        check_spectral(self.spectral)
-
-    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
-        return LeNetFeatures(self, task, masking, generator)
+    def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
+        return LeNetFeatures(self, task, posterior, generator)
 
 
 class LeNetFeatures(Features):
     """The network that a `LeNet` describes."""
 
-    def __init__(self, spec: LeNet, task: Task, masking: Posterior, generator: torch.Generator | None) -> None:
+    def __init__(self, spec: LeNet, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
         self.spec = spec
-        maskings = [masking if spec.mask_first else UNMASKED] + [masking] * (len(spec.channels) - 1)
+        posteriors = [posterior if spec.mask_first else UNMASKED] + [posterior] * (len(spec.channels) - 1)
         widths = (task.channels, *spec.channels)
         self.convolutions: list[Convolution] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            m.convolution(before, after, 5, generator=generator)
-            for before, after, m in zip(widths, widths[1:], maskings, strict=False)
+            each.convolution(before, after, 5, generator=generator)
+            for before, after, each in zip(widths, widths[1:], posteriors, strict=False)
         )
         sides = [max(side, 32) for side in (task.height, task.width)]
         for _ in spec.channels:

@@ -1,51 +1,46 @@
 """The deep networks of table 1."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.errors import CalgpError, brief
 from calgp.gp import UNMASKED, Convolution, Noise, Posterior
-from calgp.nets.base import LARGEST_SIDE, Backbone, Features, Task, bound_spectrum, canvas, check_spectral
+from calgp.nets.base import HIDDEN, LARGEST_SIDE, Backbone, Features, Task, bound_spectrum, canvas, check_widths
+from calgp.nets.lenet import LeNet
+from calgp.options import COUNT, Interval, check_options, like, option
 
 
 @dataclass(frozen=True)
 class ResNet(Backbone):
     """A pre-activation residual network for small images: three stages of `n` blocks, 6n + 1 convolutions, 64 features.
 
-    n: blocks a stage; the paper has 5 for CIFAR-10 and 25 for CIFAR-100.
-    widths: channels of the stages.
-    pad_to: images smaller than this are padded with zeros (MNIST, figure 4).
-    mask_first: mask the image too.
-    spectral: a bound on the spectral norm of each convolution's filters (SNGP); None means none.
-    batch_moments: normalise by the moments of the batch in prediction too, as the authors' code does: what is predicted
-        for an image then depends on the images beside it.
+    With `batch_moments`, as in the authors' code, what is predicted for an image depends on the images beside it.
     """
 
-    n: int = 5
-    widths: tuple[int, ...] = (16, 32, 64)
-    pad_to: int = 32
-    hidden: tuple[int, ...] = ()
-    mask_first: bool = False
-    spectral: float | None = None
-    batch_moments: bool = False
+    summary: ClassVar[str] = "residual network for small images, table 1"
+
+    n: int = option(5, "Blocks a stage; the paper has 5 for CIFAR-10 and 25 for CIFAR-100.", within=COUNT)
+    widths: tuple[int, ...] = option((16, 32, 64), "Channels of the stages.", within=COUNT)
+    pad_to: int = option(
+        32, "Pad images that are smaller than this with zeros (MNIST, figure 4).", within=Interval(0, LARGEST_SIDE)
+    )
+    hidden: tuple[int, ...] = option((), HIDDEN, within=COUNT, default_text="none", example="384,192")
+    mask_first: bool = like(LeNet, "mask_first")
+    spectral: float | None = like(LeNet, "spectral")
+    batch_moments: bool = option(
+        False, "Normalise by the moments of the batch in prediction too, as the authors' code does."
+    )
 
     def __post_init__(self) -> None:
-        if self.n < 1 or not self.widths or min((*self.widths, *self.hidden)) < 1:
-            raise CalgpError(
-                f"A ResNet needs at least one block a stage and positive widths, not n={self.n}, widths={self.widths}, "
-                f"hidden={self.hidden}."
-            )
+        check_options(self)
+        check_widths(self, "widths")
 
-        if not 0 <= self.pad_to <= LARGEST_SIDE:
-            raise CalgpError(f"pad_to={brief(self.pad_to)} cannot be; it is a side in pixels, up to {LARGEST_SIDE}.")
-        check_spectral(self.spectral)
-
-    def build(self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
-        return ResNetFeatures(self, task, masking, generator)
+    def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
+        return ResNetFeatures(self, task, posterior, generator)
 
 
 class ResNetFeatures(Features):
@@ -53,12 +48,12 @@ class ResNetFeatures(Features):
     never changes them.
     """
 
-    def __init__(self, spec: ResNet, task: Task, masking: Posterior, generator: torch.Generator | None) -> None:
+    def __init__(self, spec: ResNet, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
         self.spec = spec
         first = spec.widths[0]
-        first_masking = masking if spec.mask_first else UNMASKED
-        self.first = first_masking.convolution(task.channels, first, 3, bias=False, generator=generator)
+        first_posterior = posterior if spec.mask_first else UNMASKED
+        self.first = first_posterior.convolution(task.channels, first, 3, bias=False, generator=generator)
         self.first_norm = batch_norm(first)
         blocks = []
         for stage, (before, width) in enumerate(zip((first, *spec.widths), spec.widths, strict=False)):
@@ -70,7 +65,7 @@ class ResNetFeatures(Features):
                         width,
                         stride=2 if opening and stage else 1,
                         activated=opening and stage == 0,  # the stem has just been through batch norm and ReLU
-                        masking=masking,
+                        posterior=posterior,
                         generator=generator,
                     )
                 )
@@ -114,24 +109,24 @@ class Block(nn.Module):
         *,
         stride: int,
         activated: bool,
-        masking: Posterior,
+        posterior: Posterior,
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         self.stride, self.widening = stride, width - before
         self.norm1 = None if activated else batch_norm(before)
-        self.convolution1 = masking.convolution(before, width, 3, stride=stride, bias=False, generator=generator)
+        self.convolution1 = posterior.convolution(before, width, 3, stride=stride, bias=False, generator=generator)
         self.norm2 = batch_norm(width)
-        self.convolution2 = masking.convolution(width, width, 3, bias=False, generator=generator)
+        self.convolution2 = posterior.convolution(width, width, 3, bias=False, generator=generator)
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         h = x if self.norm1 is None else self.norm1(x).relu_()
         h = self.convolution1(h, noise)
         h = self.convolution2(self.norm2(h).relu_(), noise)
         shortcut = self._shortcut(x)
-        if len(h) == len(shortcut):
+        if h.shape[0] == shortcut.shape[0]:  # `len` would be a constant in an export
             return h.add_(shortcut)  # in place: a block spends more time in memory than on its convolutions
-        return h + shortcut.repeat(len(h) // len(shortcut), 1, 1, 1)  # the first mask has made S · N rows of N
+        return h + shortcut.repeat(h.shape[0] // shortcut.shape[0], 1, 1, 1)  # the first mask has made S · N rows of N
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride > 1:

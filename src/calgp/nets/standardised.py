@@ -23,9 +23,9 @@ class Standardised(Backbone):
         return self.network.hidden
 
     def build(
-        self, task: Task, masking: Posterior, *, generator: torch.Generator | None = None
+        self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None
     ) -> "StandardisedFeatures":
-        return StandardisedFeatures(self.network.build(task, masking, generator=generator), task.channels)
+        return StandardisedFeatures(self.network.build(task, posterior, generator=generator), task.channels)
 
 
 class StandardisedFeatures(Features):

@@ -1,15 +1,17 @@
 """Figures: pure functions from plain data to an SVG."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from .svg import INK, PALETTE, SMALL, WIDTH, canvas, drawing, marked, plain, quiet, rendered
+from calgp.runs.results import HoldoutRecord, LogRecord, Reliability, TrainRecord
+
+from .svg import INK, PALETTE, SMALL, WIDTH, canvas, drawing, hide_axis, plain, rendered, set_css_class
 
 OVER, UNDER = PALETTE[5], PALETTE[4]  # more confident than right; less confident than right
 RIGHT, WRONG = PALETTE[0], PALETTE[5]
@@ -17,25 +19,6 @@ INSIDE, OUTSIDE = PALETTE[0], PALETTE[1]
 Limits = tuple[float, float]
 Corner = Literal["lower right", "upper right"]
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.3g} %")
-
-
-@dataclass(frozen=True)
-class Bins:
-    """A reliability diagram as scores-*.json holds it; an empty bin has neither accuracy nor confidence."""
-
-    edges: Sequence[float]
-    count: Sequence[int]
-    accuracy: Sequence[float | None]
-    confidence: Sequence[float | None]
-
-    def filled(self) -> list[tuple[float, float, int, float, float]]:
-        """(left edge, right edge, count, accuracy, mean confidence) of the bins that hold something."""
-        rows = zip(self.edges, self.edges[1:], self.count, self.accuracy, self.confidence, strict=False)
-        return [
-            (left, right, count, accuracy, confidence)
-            for left, right, count, accuracy, confidence in rows
-            if count and accuracy is not None and confidence is not None
-        ]
 
 
 @dataclass(frozen=True)
@@ -60,7 +43,7 @@ def wilson(share: float, n: int, z: float = 1.96) -> Limits:
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def reliability(bins: Bins, *, ece: float, mce: float, colour: str = PALETTE[0]) -> str:
+def reliability(bins: Reliability, *, ece: float, mce: float, colour: str = PALETTE[0]) -> str:
     """Accuracy against confidence (1), with 95 % intervals, and how many images each bin holds."""
     with drawing():
         figure = canvas(WIDTH, 500)
@@ -76,7 +59,7 @@ def reliability(bins: Bins, *, ece: float, mce: float, colour: str = PALETTE[0])
         return rendered(figure, title)
 
 
-def reliability_small(bins: Bins, *, label: str, ece: float, colour: str = PALETTE[0]) -> str:
+def reliability_small(bins: Reliability, *, label: str, ece: float, colour: str = PALETTE[0]) -> str:
     """A reliability diagram to be set beside others."""
     with drawing():
         figure = canvas(SMALL, 245)
@@ -133,7 +116,7 @@ def entropies(
             weights = [1 / len(values)] * len(values)
             shares, _, _ = axes.hist(values, edges, weights=weights, color=colour, alpha=0.35)
             axes.hist(values, edges, weights=weights, histtype="step", color=colour, linewidth=1.8, label=label)
-            marked(axes.axvline(mean, color=colour, linestyle=(0, (4, 2)), linewidth=1.6), "mean")
+            set_css_class(axes.axvline(mean, color=colour, linestyle=(0, (4, 2)), linewidth=1.6), "mean")
             top = max(top, float(max(shares)))
         _root_scale(axes, top)
         handles, labels = axes.get_legend_handles_labels()
@@ -181,9 +164,9 @@ def risk_coverage(
         ):
             label = f"{curve.name}: AURC {curve.aurc:.3g}"
             (line,) = axes.plot(curve.coverage, curve.risk, color=colour, linewidth=1.9, linestyle=dash, label=label)
-            marked(line, "curve")
+            set_css_class(line, "curve")
         if target is not None:
-            marked(
+            set_css_class(
                 axes.axhline(
                     target, color=WRONG, linewidth=1.3, linestyle=(0, (4, 2)), label=f"target {100 * target:.3g} %"
                 ),
@@ -200,7 +183,7 @@ def risk_coverage(
                 zorder=4,
                 label="the run's threshold",
             )
-            marked(dot, "chosen")
+            set_css_class(dot, "chosen")
         top = max(highest, target or 0.0, chosen[1] if chosen else 0.0, 1e-3)
         axes.set(
             xlim=(0, 1.02),
@@ -227,8 +210,8 @@ def set_coverage(
         for place, share, count in zip(places, covered, n, strict=True):
             left.hlines(place, *wilson(share, count), color=PALETTE[0], linewidth=2)
             (dot,) = left.plot(share, place, "o", color=PALETTE[0], markersize=6.5, clip_on=False)
-            marked(dot, "covered")
-        marked(left.axvline(target, color=WRONG, linewidth=1.3, linestyle=(0, (4, 2))), "target")
+            set_css_class(dot, "covered")
+        set_css_class(left.axvline(target, color=WRONG, linewidth=1.3, linestyle=(0, (4, 2))), "target")
         lowest = min([target, *(wilson(share, count)[0] for share, count in zip(covered, n, strict=True))])
         left.set(
             xlim=(max(0.0, lowest - 0.03), 1.0), xlabel="covered", yticks=list(places), ylim=(len(names) - 0.5, -0.5)
@@ -238,7 +221,7 @@ def set_coverage(
         left.xaxis.set_major_locator(MaxNLocator(4))
         for place, value in zip(places, size, strict=True):
             (bar,) = right.barh(place, value, height=0.6, color=PALETTE[2], alpha=0.6, linewidth=0)
-            marked(bar, "size")
+            set_css_class(bar, "size")
         right.set(xlabel="classes in a set", xlim=(0, 1.1 * max(*size, 1)))
         right.xaxis.set_major_locator(MaxNLocator(3, prune="lower"))  # 0 would touch the 100 % beside it
         for axes in (left, right):
@@ -249,15 +232,15 @@ def set_coverage(
         )
 
 
-def training(log: Sequence[Mapping[str, Any]]) -> str:
+def training(log: Sequence[LogRecord]) -> str:
     """Both parts of the bound against the step, each on its own axis; hold-out and learning rate where they are known.
 
     The KL is known up to constants, so that it may be below 0.
     """
-    steps = [record for record in log if record["kind"] == "train"]
-    held = [record for record in log if record["kind"] == "holdout"]
+    steps = [record for record in log if isinstance(record, TrainRecord)]
+    held = [record for record in log if isinstance(record, HoldoutRecord)]
     with drawing():
-        kl = any(record["kl"] for record in steps)  # a plain network has none
+        kl = any(record.kl for record in steps)  # a plain network has none
         heights = [2.2, *([1.3] if kl else []), *([1.3] if held else []), 0.7]
         figure = canvas(WIDTH, 95 + 62 * sum(heights))
         panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
@@ -290,7 +273,7 @@ def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> st
                 axes.hlines(place, *row.interval, color=row.colour, linewidth=2.2)
             face = row.colour if row.value == best else "none"
             (dot,) = axes.plot(row.value, place, "o", color=row.colour, markerfacecolor=face, markersize=8, mew=2)
-            marked(dot, "dot")
+            set_css_class(dot, "dot")
             label = plain(row.label, 58) if math.isfinite(row.value) else f"{plain(row.label, 50)} ({row.value})"
             axes.annotate(
                 label, (0, place), xytext=(4, 9), textcoords="offset points",
@@ -298,7 +281,7 @@ def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> st
             )  # fmt: skip
         axes.set(ylim=(len(rows) - 0.6, -0.7), xlabel=f"{metric} (less is better)", yticks=range(len(rows)))
         axes.set_yticklabels([])
-        quiet(axes, "y")
+        hide_axis(axes, "y")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         if unit == "%":
             axes.xaxis.set_major_formatter(PERCENT)
@@ -306,32 +289,32 @@ def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> st
         return rendered(figure, f"{metric} of {len(rows)} runs, with 95 % intervals.")
 
 
-def draw_reliability(axes: Axes, bins: Bins, colour: str) -> None:
+def draw_reliability(axes: Axes, bins: Reliability, colour: str) -> None:
     """Bars of accuracy, the gap from each to the mean confidence, dots with Wilson's intervals, the diagonal."""
     axes.plot([0, 1], [0, 1], color=INK, linestyle=(0, (5, 3)), linewidth=1, alpha=0.7)
     for left, right, count, accuracy, confidence in bins.filled():
         width = right - left
         (bar,) = axes.bar(left, accuracy, width, align="edge", color=colour, alpha=0.22, linewidth=0)
-        marked(bar, "accuracy")
+        set_css_class(bar, "accuracy")
         over = confidence > accuracy
         (gap,) = axes.bar(
             left, abs(confidence - accuracy), width, min(confidence, accuracy), align="edge", alpha=0.5, linewidth=0,
             color=OVER if over else UNDER, label="over-confident" if over else "under-confident",
         )  # fmt: skip
-        marked(gap, "gap")
+        set_css_class(gap, "gap")
         axes.vlines(confidence, *wilson(accuracy, count), color=INK, linewidth=1.1, alpha=0.75)
     placed = [(confidence, accuracy) for *_, accuracy, confidence in bins.filled()]
     (points,) = axes.plot(
         *zip(*placed, strict=True), "o", color=colour, markersize=4.5, markeredgecolor=INK, mew=0.6, clip_on=False,
         zorder=3,
     )  # fmt: skip
-    marked(points, "points")
+    set_css_class(points, "points")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.xaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_formatter(PERCENT)
 
 
-def _draw_counts(axes: Axes, bins: Bins, colour: str) -> None:
+def _draw_counts(axes: Axes, bins: Reliability, colour: str) -> None:
     """How many images each bin holds; on a logarithmic scale if small bins could not be seen otherwise."""
     filled = bins.filled()
     counts = [count for _, _, count, _, _ in filled]
@@ -341,7 +324,7 @@ def _draw_counts(axes: Axes, bins: Bins, colour: str) -> None:
     for left, right, count, _, _ in filled:
         floor = 0.5 if logarithmic else 0.0  # a single image is a bar, too
         (bar,) = axes.bar(left, count - floor, right - left, floor, align="edge", color=colour, alpha=0.75, linewidth=0)
-        marked(bar, "count")
+        set_css_class(bar, "count")
     axes.set_ylim(0.5 if logarithmic else 0, max(counts) * (1.6 if logarithmic else 1.08))
     axes.yaxis.set_major_locator(LogLocator(numticks=4) if logarithmic else MaxNLocator(3, integer=True))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -350,16 +333,16 @@ def _draw_counts(axes: Axes, bins: Bins, colour: str) -> None:
 
 
 def _curve(
-    axes: Axes, records: Sequence[Mapping[str, Any]], key: str, colour: str, name: str, *, label: str | None = None,
+    axes: Axes, records: Sequence[LogRecord], key: str, colour: str, name: str, *, label: str | None = None,
     marker: str | None = None, alpha: float = 1.0,
 ) -> None:  # fmt: skip
-    steps, values = [record["step"] for record in records], [record[key] for record in records]
+    steps, values = [record.step for record in records], [getattr(record, key) for record in records]
     if len(records) == 1:
         marker = "o"  # a line of one point cannot be seen
     (line,) = axes.plot(
         steps, values, color=colour, linewidth=1.8, label=label, marker=marker, markersize=4.5, alpha=alpha
     )
-    marked(line, f"curve-{key}")
+    set_css_class(line, f"curve-{key}")
     axes.set_ylabel(name)
     axes.yaxis.set_major_locator(MaxNLocator(4))
 

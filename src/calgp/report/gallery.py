@@ -54,10 +54,14 @@ def galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ..
 
 
 def outside_galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ...]) -> list[Gallery]:
-    """Images of other classes: doubt is the right answer, certainty is not."""
+    """Images of other classes: uncertainty is the right answer, certainty is not."""
     found = [
-        ("Most uncertain", "Rightly doubted.", by_entropy(columns)),
-        ("Least uncertain", "Taken for something known: what doubt would miss.", by_entropy(columns, descending=False)),
+        ("Most uncertain", "Rightly uncertain.", by_entropy(columns)),
+        (
+            "Least uncertain",
+            "Taken for something known: what uncertainty would miss.",
+            by_entropy(columns, descending=False),
+        ),
     ]
     never = columns["y"] < 0
     return [

@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, ScalarFormatter
 
-from .figures import Bins, draw_reliability
-from .svg import INK, PALETTE, canvas, drawing, marked, plain, quiet, rendered
+from calgp.runs.results import Reliability
+
+from .figures import draw_reliability
+from .svg import INK, PALETTE, canvas, drawing, hide_axis, plain, rendered, set_css_class
 
 WIDE = 860  # of the page's whole column
 BARS = "bars are standard errors over seeds, or the 95 % interval over test images of a single one"
@@ -129,7 +131,7 @@ def undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
     return best
 
 
-def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Bins | None, str]]]]) -> Drawn:
+def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Reliability | None, str]]]]) -> Drawn:
     """Reliability diagrams, a row for each panel, a column for each method: (label, bins, what stands above)."""
     columns = max(len(shown) for _, shown in panels)
     with drawing():
@@ -207,7 +209,7 @@ def _draw_line(axes: Axes, line: Line, colour: str, mark: str) -> None:
         return
     xs, ys, halves = zip(*sorted(line.points), strict=True)
     (drawn,) = axes.plot(xs, ys, color=colour, marker=mark, markersize=5.5, linewidth=1.6, markeredgewidth=0.5)
-    marked(drawn, "line")
+    set_css_class(drawn, "line")
     for x, y, half in zip(xs, ys, halves, strict=True):
         if half is not None and math.isfinite(half):
             axes.vlines(x, max(y - half, 0.0), y + half, color=colour, linewidth=1, alpha=0.55)
@@ -233,7 +235,7 @@ def _draw_density(axes: Axes, edges: Sequence[float], counts: Sequence[float], c
     whole = sum(counts) * (edges[1] - edges[0])
     heights = [count / whole for count in counts]
     axes.stairs(heights, edges, color=colour, fill=True, alpha=0.22)
-    marked(axes.stairs(heights, edges, color=colour, linewidth=1.6, linestyle=dashes), "density")  # pyright: ignore
+    set_css_class(axes.stairs(heights, edges, color=colour, linewidth=1.6, linestyle=dashes), "density")  # pyright: ignore
 
 
 def _far(values: Sequence[float]) -> float | None:
@@ -258,16 +260,16 @@ def _draw_ladder(
         if value is None:
             _write(axes, "not run", place, "center", alpha=0.6)
         elif value == far:
-            marked(_write(axes, f"{value:.3g} \N{RIGHTWARDS ARROW}", place, "right", color=colour), "far")
+            set_css_class(_write(axes, f"{value:.3g} \N{RIGHTWARDS ARROW}", place, "right", color=colour), "far")
         else:
             if half is not None and math.isfinite(half):
                 axes.hlines(place, max(value - half, 0.0), value + half, color=colour, linewidth=2)
-            marked(axes.plot(value, place, mark, color=colour, markersize=7)[0], "dot")
+            set_css_class(axes.plot(value, place, mark, color=colour, markersize=7)[0], "dot")
         if published is not None:
             (dot,) = axes.plot(published, place, "D", color=INK, markerfacecolor="none", markersize=8, mew=1.2)
-            marked(dot, "published")
+            set_css_class(dot, "published")
     axes.set_ylim(len(points) - 0.4, -0.6)
-    quiet(axes, "y")
+    hide_axis(axes, "y")
     axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.margins(x=0.12)

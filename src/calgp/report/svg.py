@@ -65,7 +65,7 @@ def canvas(width: float, height: float) -> Figure:
     return Figure(figsize=(width / 72, height / 72), layout="constrained")
 
 
-def marked(artist: Artist, name: str) -> None:
+def set_css_class(artist: Artist, name: str) -> None:
     """Give what is drawn a class in the SVG, for style sheets and tests."""
     artist.set_gid(f"class-{name}")
 
@@ -76,7 +76,7 @@ def plain(text: str, longest: int = 60) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def quiet(axes: Axes, axis: str) -> None:
+def hide_axis(axes: Axes, axis: str) -> None:
     """Leave out the ticks and the spine of an axis that says nothing by itself."""
     axes.spines["bottom" if axis == "x" else "left"].set_visible(False)
     axes.tick_params(axis=axis, length=0)  # pyright: ignore[reportArgumentType]

@@ -1,9 +1,10 @@
 """Numbers as people read them, and a run's scores in sentences."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+
+from calgp.metrics import Scores
 
 THIN = "\u202f"  # a narrow space that does not break
 
@@ -32,7 +33,7 @@ def nats(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
-def interval(ends: Sequence[float] | None, form: Any = decimal) -> str:
+def interval(ends: Sequence[float] | None, form: Callable[[float], str] = decimal) -> str:
     """Both ends of an interval, the unit said once."""
     if ends is None:
         return "–"
@@ -57,13 +58,13 @@ def day(started: str) -> str:
     return f"{moment.day} {moment:%B %Y}"
 
 
-def summary(scores: Mapping[str, Any], sure: tuple[int, float, float] | None) -> str:
+def summary(scores: Scores, sure: tuple[int, float, float] | None) -> str:
     """What scores say. `sure`: of the images with confidence ≥ 90 %, how many, their confidence, accuracy."""
-    wrong = f"On {count(scores['n'], 'test image')} it is wrong on {percent(scores['err'])}."
-    accuracy, confidence = 1 - scores["err"], scores["confidence"]
+    wrong = f"On {count(scores.n, 'test image')} it is wrong on {percent(scores.err)}."
+    accuracy, confidence = 1 - scores.err, scores.confidence
     average = f"On average it is {percent(confidence)} sure and {percent(accuracy)} right: "
     off = confidence - accuracy
-    chance = 1.96 * math.sqrt(accuracy * (1 - accuracy) / scores["n"])
+    chance = 1.96 * math.sqrt(accuracy * (1 - accuracy) / scores.n)
     if abs(off) <= chance:
         verdict = "no further apart than chance allows."
     else:
@@ -78,4 +79,4 @@ def summary(scores: Mapping[str, Any], sure: tuple[int, float, float] | None) ->
 def detection(source: str, inside: str, auroc: float) -> str:
     """What an AUROC says: the share of pairs in the right order."""
     pairs = f"in {percent(auroc)} of all pairs (50{THIN}% would be chance)"
-    return f"It doubts a picture of {source} more than one of {inside} {pairs}."
+    return f"It is more uncertain about an image of {source} than about one of {inside} {pairs}."

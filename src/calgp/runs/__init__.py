@@ -1,56 +1,59 @@
 """Doing: from the description of a run to files, and from files to predictions and scores."""
 
-from calgp.runs.calibrating import calibrate
+from calgp.run import Run
+from calgp.runs.card import Card
+from calgp.runs.classifier import Classifier, Prediction, load
 from calgp.runs.comparison import Row, compare, own_scores
-from calgp.runs.deciding import decide
+from calgp.runs.description import from_json, identity, to_json
 from calgp.runs.devices import open_device, restarted
 from calgp.runs.ensembles import ensemble
-from calgp.runs.evaluation import Evaluation, Predictor, decide_files, evaluate, predict_files, score
-from calgp.runs.export import Exported, export, export_model
-from calgp.runs.folder import Card, RunFolder, shipped_run
+from calgp.runs.evaluation import score
+from calgp.runs.export import Exported
+from calgp.runs.failures import Interrupted
+from calgp.runs.folder import RunFolder, open_folder, shipped_run
+from calgp.runs.loop import Step, fit
 from calgp.runs.process import flush_denormals, keep_freed_memory, tune_process
 from calgp.runs.ranks import gathered, on_first, together
-from calgp.runs.run import Run, from_json, identity, to_json
-from calgp.runs.training import Interrupted, Step, fit, train
+from calgp.runs.results import Calibration, Evaluation, FittedDecisions
+from calgp.runs.training import new_folder, train, train_run
 from calgp.runs.training_data import TrainingData
-from calgp.runs.verification import Check, verify
+from calgp.runs.verification import Check
 
 __all__ = [
+    "Calibration",
     "Card",
     "Check",
+    "Classifier",
     "Evaluation",
     "Exported",
+    "FittedDecisions",
     "Interrupted",
-    "Predictor",
+    "Prediction",
     "Row",
     "Run",
     "RunFolder",
     "Step",
     "TrainingData",
-    "calibrate",
     "compare",
-    "decide",
-    "decide_files",
     "ensemble",
-    "evaluate",
-    "export",
-    "export_model",
     "fit",
     "flush_denormals",
     "from_json",
     "gathered",
     "identity",
     "keep_freed_memory",
+    "load",
+    "new_folder",
     "on_first",
     "open_device",
+    "open_folder",
     "own_scores",
-    "predict_files",
     "restarted",
     "score",
     "shipped_run",
     "to_json",
     "together",
     "train",
+    "train_run",
     "tune_process",
-    "verify",
 ]

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from calgp.errors import CalgpError
+from calgp.metrics import Scores
+from calgp.runs.card import Card
+from calgp.runs.evaluation import METRICS
 from calgp.runs.folder import RunFolder
+from calgp.runs.results import Evaluation
 
-METRICS = ("err", "mnll", "ece", "brier")
-Result = tuple[RunFolder, str | None, dict[str, float]]  # a run, the calibrator it was scored with, its scores
+Result = tuple[RunFolder, Card, Evaluation]  # a run, and its scores with one calibrator or none
 
 
 @dataclass(frozen=True)
@@ -35,36 +38,35 @@ def compare(folders: Sequence[RunFolder]) -> list[Row]:
     for folder in folders:
         card = folder.card()
         steps = card.run.total_steps(card.train_images)
-        for calibrator, scores in own_scores(folder).items():
-            key = (card.titled(calibrator), card.network, card.run.source, card.train_images, steps)
-            groups.setdefault(key, []).append((folder, calibrator, scores))
+        for found in own_evaluations(folder, card):
+            key = (card.title(found.calibrator), card.network, card.run.source, card.train_images, steps)
+            groups.setdefault(key, []).append((folder, card, found))
     return sorted((_row(key, results) for key, results in groups.items()), key=lambda row: row.metrics["mnll"][0])
 
 
-def own_scores(folder: RunFolder) -> dict[str | None, dict[str, float]]:
-    """By the calibrator (None: as it was trained), the scores of a run on the test images of its own source."""
-    source = folder.card().run.source
-    own = [
-        evaluation
-        for evaluation in folder.evaluations()
-        if evaluation["source"] == source and not evaluation["outside"]
-    ]
+def own_evaluations(folder: RunFolder, card: Card) -> list[Evaluation]:
+    """The evaluations of a run on the test images of its own source, with each calibrator and none."""
+    own = [found for found in folder.evaluations() if found.source == card.run.source and not found.outside]
     if not own:
         raise CalgpError(f"{folder.path} has no scores yet; `calgp evaluate {folder.path}` makes them.")
-    return {evaluation.get("calibrator"): evaluation["scores"] for evaluation in own}
+    return own
+
+
+def own_scores(folder: RunFolder) -> dict[str | None, Scores]:
+    """By the calibrator (None: as it was trained), the scores of a run on the test images of its own source."""
+    return {found.calibrator: found.own.scores for found in own_evaluations(folder, folder.card())}
 
 
 def _row(key: tuple[str, str, str, int, int], results: list[Result]) -> Row:
     outside: dict[str, list[float]] = {}
-    for folder, calibrator, _ in results:
-        for evaluation in folder.evaluations():
-            if evaluation.get("ood") and evaluation.get("calibrator") == calibrator:
-                value = evaluation["ood"]["entropy"]["auroc"]["value"]
-                outside.setdefault(evaluation["source"], []).append(value)
+    for folder, _, own in results:
+        for found in folder.evaluations():
+            if found.ood and found.calibrator == own.calibrator:
+                outside.setdefault(found.source, []).append(found.ood["entropy"].auroc.value)
     return Row(
         *key,
-        seeds=tuple(folder.card().run.seed for folder, _, _ in results),
-        metrics={name: average([scores[name] for _, _, scores in results]) for name in METRICS},
+        seeds=tuple(card.run.seed for _, card, _ in results),
+        metrics={name: average([getattr(own.own.scores, name) for _, _, own in results]) for name in METRICS},
         auroc={source: average(values) for source, values in outside.items()},
     )
 

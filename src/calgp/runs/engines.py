@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, name_error
 from calgp.runs.process import tune_process
 from calgp.runs.training import Interrupted
 
@@ -37,7 +37,7 @@ class Work(Protocol[TaskSeen]):
 
 
 @dataclass(frozen=True)
-class Under(Generic[Task]):
+class RunningTask(Generic[Task]):
     """A task under way, and which share of it is done, where the engine can tell."""
 
     task: Task
@@ -54,7 +54,7 @@ class Engine(ABC):
         tasks: Sequence[Task],
         *,
         ended: Callable[[Task, str | None], None],
-        watch: Callable[[Sequence[Under[Task]]], None],
+        watch: Callable[[Sequence[RunningTask[Task]]], None],
     ) -> None:
         """Do the work of all tasks; `ended` hears of each, with the reason if it failed, `watch` of those under way.
 
@@ -63,15 +63,15 @@ class Engine(ABC):
 
 
 @dataclass(frozen=True)
-class Here(Engine):
+class SerialEngine(Engine):
     """One task after the other, in this process."""
 
     def run(self, work, tasks, *, ended, watch) -> None:
         for task in tasks:
-            watch([Under(task, 0.0)])
+            watch([RunningTask(task, 0.0)])
 
             def share(part: float, task: Any = task) -> None:
-                watch([Under(task, part)])
+                watch([RunningTask(task, part)])
 
             ended(task, _attempt(work, task, share))
 
@@ -107,7 +107,7 @@ class Processes(Engine):
                         failure = _DIED.format(RETRIES + 1)
                     free.append(slot)
                     ended(tasks[index], failure)
-                watch([Under(tasks[index]) for _, index in busy.values()])
+                watch([RunningTask(tasks[index]) for _, index in busy.values()])
         except BaseException as error:
             stop.set()
             _save(busy)
@@ -264,7 +264,7 @@ class Ray(Engine):
                 for reference in over:
                     failure = _result(ray, reference)
                     ended(pending.pop(reference), failure)
-                watch([Under(task) for task in list(pending.values())[:places]])  # they begin in their order
+                watch([RunningTask(task) for task in list(pending.values())[:places]])  # they begin in their order
         except BaseException as error:
             _cancel(ray, list(pending))
             if isinstance(error, KeyboardInterrupt | Interrupted):
@@ -312,14 +312,14 @@ def find_engine(
 ) -> Engine:
     """An engine by its name; `jobs` is how many tasks at a time on this machine: one, or with Ray, one a core."""
     if name not in ENGINES:
-        raise CalgpError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}.")
+        raise name_error("There is no engine", name, ENGINES)
     if jobs is not None and jobs < 1:
-        raise CalgpError(f"jobs={jobs} cannot be; it must be at least 1.")
+        raise CalgpError(f"Invalid jobs={jobs}: must be at least 1.")
     if not 0 <= gpus < float("inf"):
-        raise CalgpError(f"gpus={gpus} cannot be; it is how many a run asks for, such as 1 or 0.25.")
+        raise CalgpError(f"Invalid gpus={gpus}: must be at least 0, such as 1 or 0.25.")
     if name == "ray":
         _ray()
         return Ray(jobs or os.cpu_count() or 1, address, gpus)
     if address is not None or gpus:
         raise CalgpError("--address and --gpus are for --engine ray; leave them out, or add it.")
-    return Here() if jobs in (None, 1) else Processes(jobs)
+    return SerialEngine() if jobs in (None, 1) else Processes(jobs)

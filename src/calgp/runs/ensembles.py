@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from calgp.errors import CalgpError
-from calgp.runs.folder import Card, Member, RunFolder, environment
+from calgp.runs.card import Card, Member
+from calgp.runs.environment import environment
+from calgp.runs.folder import RunFolder
 
 
 def ensemble(members: Sequence[RunFolder], folder: RunFolder) -> Card:

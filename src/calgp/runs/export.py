@@ -2,8 +2,10 @@
 
 Monte Carlo dropout does not survive an ordinary export: a Dropout node in training mode is removed by the optimisations
 of the run time, and a random node would give other numbers than torch. So nothing is random in the file: it holds the
-draws of S samples, those that `calgp predict` makes for its first image, packed to a bit each.
+draws of S samples, those that `Classifier.predict` makes for every image, packed to a bit each.
 """
+
+from __future__ import annotations
 
 import copy
 import json
@@ -13,9 +15,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +26,14 @@ from calgp._version import __version__
 from calgp.calibration import LOWEST, Calibrator
 from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.gp import Model, Noise, Predictive, freeze, mixes_rows, predict
+from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, predict
 from calgp.nets import Task
 from calgp.runs.evaluation import form
-from calgp.runs.folder import RunFolder, reporting, write_whole
+from calgp.runs.record import to_json
+from calgp.runs.writing import reporting, write_whole
+
+if TYPE_CHECKING:
+    from calgp.runs.classifier import Classifier
 
 Target = Literal["onnx", "torch-export"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -45,19 +51,20 @@ class Exported:
     size: int  # bytes
     worst: dict[str, float]  # the largest difference to torch, by output
     images: int  # that were compared
+    passes: Passes
+    seed: int
     metadata: dict[str, Any]  # what the file tells of itself
 
 
 class Deployable(nn.Module):
     """Images in [0, 1] ↦ OUTPUTS: Eq. (10) with a fixed set of S draws, for all images the same.
 
-    The draws are those of row 0, so that one image gets what `predict` gives it; a batch gets what `predict` gives
-    if the rows of all images are 0.
+    The draws are those of row 0, which `Classifier.predict` has for all images.
 
     Args:
         model: what was trained; it is copied, not changed.
         image: channels, height and width.
-        samples, seed: as for `predict`.
+        how, seed: as for `predict`.
         calibrator: what the average goes through, if anything.
     """
 
@@ -66,7 +73,7 @@ class Deployable(nn.Module):
         model: Model,
         image: tuple[int, int, int],
         *,
-        samples: int,
+        how: Passes,
         seed: int,
         calibrator: Calibrator | None = None,
     ) -> None:
@@ -76,14 +83,14 @@ class Deployable(nn.Module):
         freeze(model)
         model.sites()
         self.model, self.calibrator = model, calibrator
-        draws = _draws(model, image, samples, seed)
-        self.samples = samples if draws else 1
+        draws = _draws(model, image, how, seed)
+        self.how = how if draws else replace(how, count=1)
         self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
         self.keys = tuple(draws)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         kept = {key: draw() for key, draw in zip(self.keys, self.draws.values(), strict=True)}
-        predictive = Predictive.of(_log_probs(self.model, images, self.samples, kept))
+        predictive = Predictive.of(_log_probs(self.model, images, self.how, kept))
         if self.calibrator is not None:
             log_p = self.calibrator.transform(predictive.log_probs.double().clamp_min(LOWEST))
             predictive = predictive.calibrated(log_p.to(images.dtype))
@@ -96,16 +103,16 @@ class Deployable(nn.Module):
         )
 
 
-def _log_probs(model: Model, x: Tensor, samples: int, kept: dict[tuple[int, int], Tensor], seed: int = 0) -> Tensor:
-    noise = Noise(seed, torch.arange(samples), torch.zeros_like(x[:, 0, 0, 0], dtype=torch.long), kept)
-    return model.likelihood.log_probs(model.sample(model.stem(x), noise), noise)
+def _log_probs(model: Model, x: Tensor, how: Passes, kept: dict[tuple[int, int], Tensor], seed: int = 0) -> Tensor:
+    rows = torch.zeros_like(x[:, 0, 0, 0], dtype=torch.long)
+    return draw(model, model.stem(x), how.noise(seed, 0, how.count, rows)._replace(kept=kept))
 
 
 @torch.no_grad()
-def _draws(model: Model, image: tuple[int, int, int], samples: int, seed: int) -> dict[tuple[int, int], Tensor]:
+def _draws(model: Model, image: tuple[int, int, int], how: Passes, seed: int) -> dict[tuple[int, int], Tensor]:
     """All that is drawn for the image in row 0, by site and size."""
     kept: dict[tuple[int, int], Tensor] = {}
-    _log_probs(model, torch.zeros(1, *image), samples, kept, seed)
+    _log_probs(model, torch.zeros(1, *image), how, kept, seed)
     return kept
 
 
@@ -141,61 +148,34 @@ class Numbers(nn.Module):
         return self.epsilon
 
 
-def export(
-    folder: RunFolder,
-    path: Path | None = None,
-    *,
-    to: Target = "onnx",
-    samples: int = 50,
-    seed: int = 0,
-    calibrated: bool = True,
-) -> Exported:
-    """Write a finished run as one file and check that it gives what torch gives.
+def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: Passes, seed: int) -> Exported:
+    """Write a classifier as one file and check that it gives what torch gives.
 
     Args:
-        folder: a run of any method, or an ensemble.
-        path: the file; in the folder, model.onnx or model.pt2, unless given.
+        classifier: a run of any method, or an ensemble, with its calibrator.
+        path: the file; in the run's folder, model.onnx or model.pt2, unless given.
         to: onnx, for ONNX Runtime and others; torch-export, for torch without calgp.
-        samples, seed: which draws the file holds.
-        calibrated: with the run's calibrator, if it has one.
+        how, seed: which draws the file holds.
     """
     if to not in get_args(Target):
         raise CalgpError(f"There is no export to {to!r}; there are {', '.join(get_args(Target))}.")
-    card, calibrator = folder.card(), folder.calibrator() if calibrated else None
-    path = folder.path / f"model{SUFFIXES[to]}" if path is None else path
-    calibration = folder.calibration() if calibrated else None
-    told = {
+    card, task, calibrator = classifier.card, classifier.card.task, classifier.calibrator
+    path = classifier.folder.path / f"model{SUFFIXES[to]}" if path is None else path
+    image = (task.channels, task.height, task.width)
+    module = Deployable(classifier.model, image, how=how, seed=seed, calibrator=calibrator)
+    probabilities = classifier.calibration and classifier.calibration.probabilities
+    metadata = _metadata(task, module.how, seed) | {
         "method": card.label,
         "network": card.network,
         "trained_on": card.run.source,
         "classes": list(card.classes),
-        "calibrator": calibration and {name: calibration[name] for name in ("calibrator", "parameters")},
-        "decisions": folder.decisions(),
+        "calibrator": probabilities and asdict(probabilities),
+        "decisions": classifier.fitted_decisions and to_json(classifier.fitted_decisions),
     }
-    return export_model(
-        folder.model(), path, card.task, to=to, samples=samples, seed=seed, calibrator=calibrator, told=told
-    )
-
-
-def export_model(
-    model: Model,
-    path: Path,
-    task: Task,
-    *,
-    to: Target = "onnx",
-    samples: int = 50,
-    seed: int = 0,
-    calibrator: Calibrator | None = None,
-    told: dict[str, Any] | None = None,
-) -> Exported:
-    """`export` for a model in memory; `told` is added to what the file tells of itself."""
-    image = (task.channels, task.height, task.width)
-    module = Deployable(model, image, samples=samples, seed=seed, calibrator=calibrator)
-    metadata = _metadata(task, module.samples, seed) | (told or {})
     data, run = WRITERS[to](_traced(module, image), metadata)
     x = _probes(task)
     try:
-        worst = _worst(run, model, x, samples, seed, calibrator)
+        worst = _worst(run, classifier.model, x, how, seed, calibrator)
     except Exception as error:
         raise CalgpError(f"The {to} file does not run: {_first(error)}; it was not kept.") from error
     if not max(worst.values()) <= TOLERANCE:
@@ -206,10 +186,10 @@ def export_model(
         )
     with reporting(path.parent):
         write_whole(path, data)
-    return Exported(path, len(data), worst, len(x), metadata)
+    return Exported(path, len(data), worst, len(x), how, seed, metadata)
 
 
-def _metadata(task: Task, samples: int, seed: int) -> dict[str, Any]:
+def _metadata(task: Task, how: Passes, seed: int) -> dict[str, Any]:
     return {
         "calgp": __version__,
         "input": {
@@ -224,7 +204,8 @@ def _metadata(task: Task, samples: int, seed: int) -> dict[str, Any]:
             "mutual_information": "[N] entropy of the average of samples less expected entropy, before calibration",
             "spread": "[N, Q] standard deviation of the samples' probabilities, before calibration",
         },
-        "samples": samples,
+        "samples": how.count,
+        "engine": how.engine,
         "seed": seed,
         "draws": "of row 0, for all images of a batch the same",
     }
@@ -319,11 +300,15 @@ def _probes(task: Task) -> Tensor:
 
 
 def _worst(
-    run: Runner, model: Model, x: Tensor, samples: int, seed: int, calibrator: Calibrator | None
+    run: Runner, model: Model, x: Tensor, how: Passes, seed: int, calibrator: Calibrator | None
 ) -> dict[str, float]:
     """The largest difference between the file and `predict`, by output; images alone and in batches."""
-    model = model.cpu()
-    expected = predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], samples=samples, seed=seed)
+    rows = torch.zeros(len(x), dtype=torch.long)
+    device = next(model.parameters()).device
+    try:
+        expected = predict(model.cpu(), [(x, rows)], passes=how.count, engine=how.engine, seed=seed)
+    finally:
+        model.to(device)
     if calibrator is not None:
         expected = expected.calibrated(calibrator.apply(expected.log_probs))
     found = [torch.cat(parts) for parts in zip(*(run(part) for part in (x[:1], x[1:8], x[8:])), strict=True)]

@@ -9,7 +9,6 @@ import io
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from calgp import metrics
 from calgp.metrics import Outcomes
 from calgp.runs.folder import RunFolder
 from calgp.runs.reading import damaged, is_file, read_bytes
+from calgp.runs.results import Evaluation
 
 MOST_IMAGES = 2**17  # evaluations of more images keep no columns
 MOST_BYTES = 16 * MOST_IMAGES + 4096  # of a file, packed or not
@@ -41,17 +41,15 @@ class ImageScores:
         return len(self.entropy)
 
 
-def image_scores(folder: RunFolder, evaluation: dict[str, Any]) -> ImageScores | None:
+def image_scores(folder: RunFolder, evaluation: Evaluation) -> ImageScores | None:
     """The per-image scores of an evaluation, from the kept file or else from the predictions; None without either."""
-    path = folder.path / image_scores_name(folder, evaluation)
-    if is_file(path):
-        return _read(path, evaluation, folder.card().task.classes)
-    return _from_predictions(folder, evaluation)
+    path, classes = folder.path / image_scores_name(folder, evaluation), folder.card().task.classes
+    return _read(path, evaluation, classes) if is_file(path) else _from_predictions(folder, evaluation, classes)
 
 
-def image_scores_name(folder: RunFolder, evaluation: dict[str, Any]) -> str:
+def image_scores_name(folder: RunFolder, evaluation: Evaluation) -> str:
     """The name of the kept file, `images-mnist.safetensors.gz`."""
-    predictions = folder.predictions_name(evaluation["source"], evaluation["calibrator"])
+    predictions = folder.predictions_name(evaluation.source, evaluation.calibrator)
     return predictions.replace("predictions-", "images-", 1) + ".gz"
 
 
@@ -68,23 +66,23 @@ def packed(scores: ImageScores) -> bytes:
     return gzip.compress(save(tensors), mtime=0)
 
 
-def _from_predictions(folder: RunFolder, evaluation: dict[str, Any]) -> ImageScores | None:
-    columns = folder.predictions(evaluation["source"], evaluation["calibrator"])
-    if columns is None or len(columns["y"]) > MOST_IMAGES or len(columns["y"]) != evaluation["n"]:
+def _from_predictions(folder: RunFolder, evaluation: Evaluation, classes: int) -> ImageScores | None:
+    columns = folder.predictions(evaluation.source, evaluation.calibrator, classes)
+    if columns is None or len(columns["y"]) > MOST_IMAGES or len(columns["y"]) != evaluation.n:
         return None
     outcomes = None
-    if not evaluation["outside"]:
+    if not evaluation.outside:
         if "log_probs" not in columns:  # too many to be stored
             return None
         outcomes = metrics.outcomes(columns["log_probs"], columns["y"])
     return ImageScores(columns["entropy"], columns["mutual_information"], outcomes)
 
 
-def _read(path: Path, evaluation: dict[str, Any], classes: int) -> ImageScores:
+def _read(path: Path, evaluation: Evaluation, classes: int) -> ImageScores:
     with damaged(path):
         tensors = _unpacked(read_bytes(path, MOST_BYTES))
-        n, names = evaluation["n"], OUTSIDE if evaluation["outside"] else INSIDE
-        stored = {*names, *(() if evaluation["outside"] else ("correct",))}
+        n, names = evaluation.n, OUTSIDE if evaluation.outside else INSIDE
+        stored = {*names, *(() if evaluation.outside else ("correct",))}
         if set(tensors) != stored:
             raise ValueError(
                 f"its columns are {', '.join(sorted(tensors))[:200]}, expected {', '.join(sorted(stored))}"
@@ -93,8 +91,8 @@ def _read(path: Path, evaluation: dict[str, Any], classes: int) -> ImageScores:
             if tensors[name].dtype != torch.float16 or tensors[name].shape != (n,) or tensors[name].isnan().any():
                 raise ValueError(f"{name} is no column of {n} half-precision numbers")
         columns = {name: tensors[name].float() for name in names}
-        outcomes = None if evaluation["outside"] else _outcomes(columns, tensors["correct"], n, classes)
-        if outcomes is not None and int((~outcomes.correct).sum()) != round(evaluation["scores"]["err"] * n):
+        outcomes = None if evaluation.outside else _outcomes(columns, tensors["correct"], n, classes)
+        if outcomes is not None and int((~outcomes.correct).sum()) != round(evaluation.own.scores.err * n):
             raise ValueError("its errors are not those of the scores beside it")
     return ImageScores(columns["entropy"], columns["mutual_information"], outcomes)
 

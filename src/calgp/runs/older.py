@@ -1,11 +1,13 @@
 """Files of earlier versions, read as today's.
 
-Until 2026-11-17 a variational Ω was stored as Ω = Λ^-½ ε; it is stored as ε since (`calgp.gp.Variational`).
+Until 2026-11-17 a variational Ω was stored as Ω = Λ^-½ ε; it is stored as ε since (`calgp.gp.Variational`). The signs
+of SORF were padded to a power of two; they keep that size where they were (`calgp.gp.Sorf`).
 """
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from calgp.errors import CalgpError
+from calgp.gp import Sorf
 
 OLD, NEW = "frequencies.weight", "frequencies.epsilon"
 
@@ -17,6 +19,12 @@ def current_name(name: str) -> str:
     'gp.layers.0.frequencies.epsilon'
     """
     return name.removesuffix(OLD) + NEW if name.endswith(OLD) else name
+
+
+def former_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes that tensors of this model may have in files of earlier versions."""
+    sorfs = ((name, module) for name, module in model.named_modules() if isinstance(module, Sorf))
+    return {f"{name}.signs": module.former_shape for name, module in sorfs}
 
 
 def whiten(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -25,12 +25,14 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
-from calgp.errors import CalgpError, brief
+from calgp.errors import CalgpError, short_repr
 from calgp.gp import Model
 from calgp.nets import Task
-from calgp.runs.older import current_name
-from calgp.runs.run import Run, network
-from calgp.runs.schema import CHECKPOINT
+from calgp.run import Run
+from calgp.runs.description import network
+from calgp.runs.older import current_name, former_shapes
+from calgp.runs.record import parse
+from calgp.runs.results import Checkpoint
 
 LARGEST_JSON = 2**24  # bytes of a JSON file; parsed it takes up to 30 times as much
 LARGEST_LOG = 2**25  # bytes of log.jsonl, which is read line by line
@@ -122,9 +124,9 @@ def read_header(path: Path) -> Header:
         return Header(tensors, _metadata(described), described.get("sha256"))
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file. They lie in the file itself until they are used."""
-    header = read_header(path)
+def read_tensors(path: Path, header: Header | None = None) -> dict[str, Tensor]:
+    """The tensors of a file, whose `header` may have been read already. They lie in the file until they are used."""
+    header = read_header(path) if header is None else header
     with damaged(path):
         tensors = load_file(path)
         if {name: Stored(value.dtype, tuple(value.shape)) for name, value in tensors.items()} != header.tensors:
@@ -157,23 +159,25 @@ def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = 
     described = {name: Stored(value.dtype, tuple(value.shape)) for name, value in model.state_dict().items()}
     if strange := sorted(set(stored) ^ set(described)):
         where = "which run.json does not describe" if strange[0] in stored else "which run.json describes, is not in it"
-        raise _unfit(path, f"{brief(strange[0])}, {where}")
+        raise _unfit(path, f"{short_repr(strange[0])}, {where}")
+    former = former_shapes(model)
     for name, each in stored.items():
         wanted = described[name]
-        if each.shape != wanted.shape:
-            raise _unfit(path, f"{brief(name)} has the shape {list(each.shape)}, expected {list(wanted.shape)}")
+        if each.shape not in (wanted.shape, former.get(name)):
+            raise _unfit(path, f"{short_repr(name)} has the shape {list(each.shape)}, expected {list(wanted.shape)}")
         if each.dtype != wanted.dtype and not (each.dtype.is_floating_point and wanted.dtype.is_floating_point):
-            raise _unfit(path, f"{brief(name)} is of {each.dtype}, expected {wanted.dtype}")
+            raise _unfit(path, f"{short_repr(name)} is of {each.dtype}, expected {wanted.dtype}")
 
 
-def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> None:
-    """Refuse a checkpoint that is not of the model of run.json and of an optimiser of that model."""
+def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> Checkpoint:
+    """Refuse a checkpoint that is not of the model of run.json and of an optimiser of that model; how far it is."""
     check_model(run, task, header, path, prefix="model.")
     if any(name.startswith("best.") for name in header.tensors):
         check_model(run, task, header, path, prefix="best.")
-    CHECKPOINT.check(header.metadata)
-    if run.patience is not None and "stopping" not in header.metadata:
-        raise _unfit(path, "it does not tell how far an early stop is")
+    with damaged(path):
+        state = parse(Checkpoint, header.metadata)
+    if run.patience is not None and state.stopping is None:
+        raise _unfit(path, "it does not say how far early stopping is")
     model = model_without_memory(run, task, most=4 * len(header.tensors) + 100)
     shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
     for name, each in header.tensors.items():
@@ -181,10 +185,11 @@ def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> None:
             continue
         found = OPTIMISER.fullmatch(name)
         if found is None or int(found[1]) >= len(shapes):
-            raise _unfit(path, f"{brief(name)} is no tensor of an optimiser of it")
+            raise _unfit(path, f"{short_repr(name)} is no tensor of an optimiser of it")
         wanted = () if found[2] == "step" else shapes[int(found[1])]
         if each.shape != wanted or not each.dtype.is_floating_point:
-            raise _unfit(path, f"{brief(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
+            raise _unfit(path, f"{short_repr(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
+    return state
 
 
 def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[str, Tensor]:
@@ -198,11 +203,13 @@ def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[
         for name, values in tensors.items():
             wide = name in ("log_probs", "spread", "sets")
             if n < 1 or values.shape != ((n, classes) if wide else (n,)):
-                raise ValueError(f"{brief(name)} has the shape {list(values.shape)}, not a row for each of {n} images")
+                raise ValueError(
+                    f"{short_repr(name)} has the shape {list(values.shape)}, not a row for each of {n} images"
+                )
             if name in kinds and values.dtype != kinds[name]:
-                raise ValueError(f"{brief(name)} is of {values.dtype}, expected {kinds[name]}")
+                raise ValueError(f"{short_repr(name)} is of {values.dtype}, expected {kinds[name]}")
             if name in ("log_probs", "spread", *floats) and not values.is_floating_point():
-                raise ValueError(f"{brief(name)} is of {values.dtype}, expected numbers")
+                raise ValueError(f"{short_repr(name)} is of {values.dtype}, expected numbers")
         if any(not tensors[name].isfinite().all() for name in floats):
             raise ValueError("it has numbers that are not finite")
         if int(tensors["label"].min()) < 0 or int(tensors["label"].max()) >= classes or int(tensors["y"].min()) < 0:
@@ -268,9 +275,11 @@ def _stored(name: str, entry: Any) -> Stored:
     """An entry of a header. Where its bytes lie is checked by safetensors."""
     dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"its header gives {brief(name)} the type {brief(dtype)}; known are {', '.join(DTYPES)}")
+        raise ValueError(
+            f"its header gives {short_repr(name)} the type {short_repr(dtype)}; known are {', '.join(DTYPES)}"
+        )
     if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
-        raise ValueError(f"its header gives {brief(name)} the shape {brief(shape)}")
+        raise ValueError(f"its header gives {short_repr(name)} the shape {short_repr(shape)}")
     return Stored(DTYPES[dtype], tuple(shape))
 
 

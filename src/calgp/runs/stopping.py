@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
+
+from calgp.runs.results import StoppingState
 
 
 @dataclass
@@ -33,6 +34,7 @@ class EarlyStopping:
         if self.state:
             model.load_state_dict(self.state)
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def summary(self) -> StoppingState:
         """All but the state, for a checkpoint."""
-        return {"mnll": self.mnll, "step": self.step, "epochs": self.epochs}
+        return StoppingState(self.mnll, self.step, self.epochs)

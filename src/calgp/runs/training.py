@@ -1,234 +1,43 @@
-"""The training loop, and a training from a Run to files."""
+"""A training from a Run to files."""
 
-import functools
+import itertools
 import math
-import signal
-import threading
+import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
-from calgp.data import Images
-from calgp.data.images import unit
-from calgp.data.reading import ANYWHERE, Order
+from calgp.data import SOURCES, Images
 from calgp.errors import CalgpError
-from calgp.gp import Bound, Model, Noise, NumericalError
-from calgp.nets import Task, standardisers
-from calgp.runs.augmentation import augmented
-from calgp.runs.calibrating import fit_calibrator
-from calgp.runs.evaluation import one_device, score
-from calgp.runs.folder import Card, RunFolder, arithmetic, build, environment, load_state
-from calgp.runs.ranks import alone, connected, gathered, on_first, owned, same_buffers, share, summed
-from calgp.runs.run import Run
+from calgp.gp import Bound, Model, NumericalError, Passes
+from calgp.methods import Method
+from calgp.nets import Backbone, Task, standardisers
+from calgp.run import Run, default_name
+from calgp.runs.card import Card
+from calgp.runs.checkpoint import LastGoodState, LoadedCheckpoint, Progress, save_checkpoint
+from calgp.runs.classifier import Classifier, one_device
+from calgp.runs.description import from_json
+from calgp.runs.environment import Environment, environment, training_arithmetic
+from calgp.runs.evaluation import score
+from calgp.runs.failures import Interrupted, interruptible, require_finite
+from calgp.runs.fit_calibrator import fit_calibrator
+from calgp.runs.folder import CHECKPOINT, RunFolder, build, slug
+from calgp.runs.loop import Step, fit, make_optimiser
+from calgp.runs.ranks import connected, gathered, on_first, owned, same_buffers, summed
+from calgp.runs.results import HoldoutRecord, NoteRecord, TrainRecord
 from calgp.runs.stopping import EarlyStopping
 from calgp.runs.training_data import TrainingData, class_weights
 
-CHECKPOINT = "checkpoint.safetensors"
-CHECKPOINT_SECONDS = 60.0  # between checkpoints, unless told
+CHECKPOINT_SECONDS = 60.0  # between checkpoints, unless given
 LOG_STEPS = 20
-ROWS_TOLD = 8
-PATIENCE = 10  # steps in a row that may fail; of a training of fewer than 20 steps, half of them
 
 
-class Interrupted(CalgpError):
-    """Ctrl-C: the run stopped after a whole step, was saved, and can be resumed."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One optimiser step, done or skipped. Both parts of the bound are still on the device."""
-
-    step: int
-    steps: int
-    nll: Tensor
-    kl: Tensor
-    learning_rate: float
-    skipped: str | None = None  # why the step changed nothing
-
-
-def fit(
-    bound: Bound,
-    optimiser: torch.optim.Optimizer,
-    images: Images,
-    run: Run,
-    *,
-    fabric: Fabric,
-    first: int = 0,
-    failed: int = 0,
-    accumulate: int = 1,
-) -> Iterator[Step]:
-    """Minimise the bound over the images, a step each time it is asked for the next: Adam on Eq. (6) by (8), (9).
-
-    Order, masks and augmentation are functions of (seed, step), so that starting at step `first` is the same as coming
-    from 0. A step whose numbers fail (a loss or a gradient that is not finite, a covariance without a factor) is
-    skipped: it changes nothing. After PATIENCE of them in a row, counted from `failed`, NumericalError tells of the
-    last.
-
-    A batch is that of all ranks: each takes its part of it, and that in `accumulate` parts, one after the other. The
-    gradient is the same but for rounding, and for batch norm, which has the moments of a part.
-    """
-    steps, undo = run.total_steps(len(images)), _Undo(bound, fabric)
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    scaled = getattr(fabric.strategy.precision, "scaler", None) is not None  # 16-mixed
-    whole: deque[Tensor] = deque()  # the batches of all ranks, of which this one's share has been asked for
-
-    def shares() -> Iterator[Tensor]:
-        for step in range(first, steps):
-            whole.append(order(len(images), run.batch_size, step, run.seed, images.order))
-            mine = share(fabric, whole[-1])
-            yield mine if len(mine) else whole[-1][:1]  # an image that counts 0
-
-    for step, (mine, x) in enumerate(alone(fabric, images.read(shares())), first):
-        index = whole.popleft()
-        held = len(share(fabric, index))
-        count = min(accumulate, len(mine))
-        parts = list(zip(mine.tensor_split(count), x.tensor_split(count), strict=True))
-        rate = run.learning_rate_at(step, steps)
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        optimiser.zero_grad(set_to_none=True)
-        undo.remember()
-        nll, kl, why = _differentiated(bound, images, run, fabric, step, parts, len(index) if held else 0)
-        if why is None:
-            why = _failure(bound.model, parameters, nll, kl, nll + run.kl_weight * kl)
-        if why is None and run.clip is not None:
-            fabric.clip_gradients(bound, optimiser, max_norm=run.clip, error_if_nonfinite=False)
-        if why is None or scaled:  # a scaler skips such a step itself, and learns from it to scale less
-            optimiser.step()
-        undo.forget(held / len(index)) if why is None else undo.restore()
-        failed = 0 if why is None else failed + 1
-        if failed >= min(PATIENCE, -(-steps // 2)):
-            rows = ", ".join(map(str, images.rows[index][:ROWS_TOLD].tolist()))
-            raise NumericalError(
-                f"step {step + 1} failed, as did the {failed - 1} before it: {why}; its images were rows {rows}"
-                f"{', …' if len(index) > ROWS_TOLD else ''} of {run.source}"
-            )
-        yield Step(step + 1, steps, nll, kl, rate, why)
-
-
-def _differentiated(
-    bound: Bound,
-    images: Images,
-    run: Run,
-    fabric: Fabric,
-    step: int,
-    parts: Sequence[tuple[Tensor, Tensor]],
-    batch: int,
-) -> tuple[Tensor, Tensor, str | None]:
-    """The two parts of the bound on the batch of all ranks, whose gradients are then in place; or why there are none.
-
-    DDP averages the gradients of the ranks: the likelihood term of m_j images of `batch` counts ranks · m_j / batch,
-    the KL term once in all parts together. `parts` are places among the images, and their bytes; `batch` is 0 for a
-    rank that has no image of its own.
-    """
-    nll, kl, loss, why = torch.zeros(()), torch.full((), math.nan), None, None
-    try:
-        for place, (index, pictures) in enumerate(parts, start=1):
-            x, y = fabric.to_device((unit(pictures), images.y[index]))
-            rows = images.rows[index].to(x.device)
-            x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
-            last = place == len(parts)
-            with fabric.no_backward_sync(bound, enabled=fabric.world_size > 1 and not last):  # type: ignore[arg-type]
-                part, kl = bound(x, y, training_noise(run, step, rows))
-                weighted = part * (fabric.world_size * len(index) / batch if batch else 0.0)
-                loss = weighted + run.kl_weight / len(parts) * kl
-                nll = nll.to(part) + weighted.detach()
-                if not last:
-                    fabric.backward(loss)
-    except NumericalError as error:
-        why = str(error)
-    if fabric.world_size > 1:  # before the pass in which all ranks wait for each other
-        told = torch.stack([nll.double() / fabric.world_size, torch.tensor(float(why is not None)).to(nll.device)])
-        told = summed(fabric, told)
-        nll, failures = told[0].to(kl), told[1]
-        why = next(each for each in gathered(fabric, why) if each) if failures > 0 else None
-    if why is not None or loss is None:
-        return torch.full((), math.nan), torch.full((), math.nan), why
-    fabric.backward(loss)
-    return nll.detach(), kl.detach(), None
-
-
-def _failure(model: Model, parameters: list[Tensor], nll: Tensor, kl: Tensor, loss: Tensor) -> str | None:
-    """Which number of a step is not finite; None if all are. Only if the norms tell is each gradient looked at."""
-    norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
-    if (loss + torch.stack(norms).sum()).isfinite():
-        return None
-    if not loss.isfinite():
-        return f"the bound is no finite number: negative log-likelihood term {nll:g}, KL term {kl:g}"
-    spoiled = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    if not spoiled:  # the gradients are finite, their squares are not
-        return None
-    others = f" and of {len(spoiled) - 1} other parameters" if len(spoiled) > 1 else ""
-    return f"the gradient of {spoiled[0]}{others} is not finite"
-
-
-class _Undo:
-    """What a forward pass changes in a module besides its parameters, running statistics of batch norm: taken back, or
-    made the same on all ranks.
-    """
-
-    def __init__(self, module: torch.nn.Module, fabric: Fabric) -> None:
-        self.fabric = fabric
-        self.kept: list[tuple[Tensor, Tensor]] = []
-        self.moving = list(module.buffers())  # until a first good step has told which of them move
-        self.told = False
-
-    def remember(self) -> None:
-        self.kept = [(buffer, buffer.clone()) for buffer in self.moving]
-
-    def restore(self) -> None:
-        for buffer, value in self.kept:
-            buffer.copy_(value)
-
-    def forget(self, weight: float) -> None:
-        """Let the changes stand; of several ranks, the mean of theirs, each with its `weight`."""
-        if not self.told:  # by their values: batch norm does not count its changes as torch's versions do
-            moved = torch.tensor([float(not buffer.equal(value)) for buffer, value in self.kept])
-            self.moving = [
-                buffer for (buffer, _), any_ in zip(self.kept, summed(self.fabric, moved), strict=True) if any_
-            ]
-            self.told = True
-        means = [buffer for buffer in self.moving if buffer.is_floating_point()]
-        if self.fabric.world_size > 1 and means:
-            mean = summed(self.fabric, torch.cat([buffer.flatten().double() for buffer in means]) * weight)
-            for buffer, value in zip(means, mean.split([buffer.numel() for buffer in means]), strict=True):
-                buffer.copy_(value.view_as(buffer))
-
-
-def order(n: int, batch_size: int, step: int, seed: int, kind: Order = ANYWHERE) -> Tensor:
-    """Which images step `step` sees: a new shuffle each epoch, the last batch of an epoch as large as what is left."""
-    epoch, batch = divmod(step, -(-n // batch_size))
-    return _shuffle(n, seed, epoch, kind)[batch * batch_size : (batch + 1) * batch_size]
-
-
-@functools.lru_cache(maxsize=1)
-def _shuffle(n: int, seed: int, epoch: int, kind: Order) -> Tensor:
-    return kind.shuffled(n, torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63))
-
-
-def training_noise(run: Run, step: int, rows: Tensor) -> Noise:
-    """The masks of a step. Training has the negative seeds, so that prediction never meets the same masks."""
-    samples = torch.arange(step * run.mc_samples, (step + 1) * run.mc_samples, device=rows.device)
-    return Noise(-1 - run.seed, samples, rows)
-
-
-def make_optimiser(run: Run, model: Model) -> torch.optim.Optimizer:
-    """The run's optimiser; one fused kernel for all parameters, where torch has it."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if run.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr=run.learning_rate, momentum=0.9, nesterov=True)
-    return torch.optim.Adam(parameters, lr=run.learning_rate, fused=True)
-
-
-def train(
+def train_run(
     run: Run,
     folder: RunFolder,
     fabric: Fabric | None = None,
@@ -239,7 +48,7 @@ def train(
     checkpoint_seconds: float | None = None,
     accumulate: int = 1,
     watch: Callable[[Step], None] = lambda step: None,
-) -> Model:
+) -> Classifier:
     """Train a run into its folder. Ctrl-C, or SIGTERM, saves after the step at hand and raises Interrupted.
 
     A training that was killed at any moment and resumed ends with the same bits. One that had not come to its first
@@ -259,20 +68,24 @@ def train(
         raise CalgpError(f"patience={run.patience} needs images to stop by: TrainingData(train, held_out, stopping).")
     every = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     if not 0 < accumulate <= run.batch_size:
-        raise CalgpError(f"accumulate={accumulate} cannot be; a batch has 1 to {run.batch_size} (its images) parts.")
+        raise CalgpError(f"Invalid accumulate={accumulate}: must be 1 to {run.batch_size}, the images of a batch.")
     with connected(fabric), owned(fabric, folder):
         if on_first(fabric, lambda: resume and folder.finished and folder.interrupted):  # killed before the very end
             folder.remove(CHECKPOINT)
-            return folder.model()
-        model = _trained(run, folder, fabric, data, resume=resume, every=every, accumulate=accumulate, watch=watch)
+            return Classifier.load(folder, fabric=fabric)
+        model, card = _trained(
+            run, folder, fabric, data, resume=resume, every=every, accumulate=accumulate, watch=watch
+        )
         run.method.finish(model, data.train)
-        if run.method.calibrator and data.held_out is not None and fabric.is_global_zero:
-            folder.write_calibration(fit_calibrator(model, data.held_out, run.method.calibrator, samples=50, seed=0))
+        calibration, name, held_out = None, run.method.calibrator, data.held_out
+        if name and held_out is not None:
+            calibration = on_first(fabric, lambda: fit_calibrator(model, held_out, name, Passes.of(model), seed=0))
+            folder.write_calibration(calibration)
         folder.flush_log()
         folder.write_tensors("model.safetensors", model.state_dict())
         folder.remove(CHECKPOINT)
         fabric.barrier()  # no rank is done before the model is there
-    return model
+    return Classifier(_as_loaded(model, card), card, folder=folder, calibration=calibration, fabric=fabric)
 
 
 def _trained(
@@ -285,62 +98,57 @@ def _trained(
     every: float,
     accumulate: int,
     watch: Callable[[Step], None],
-) -> Model:
-    """The model after the last step."""
+) -> tuple[Model, Card]:
+    """The model after the last step, and its card."""
     task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
     model = build(run, task)
     _check_ranks(fabric, data)
     checkpoint = on_first(fabric, lambda: _checkpoint(run, folder, data, resume=resume))
-    computed_by = arithmetic(fabric) | _divided(fabric, accumulate)
+    computed_by = training_arithmetic(fabric, accumulate)
     if checkpoint is not None:
         fabric.strategy.precision.convert_module(model)  # before it takes numbers of that precision
-        done = _resumed(checkpoint, model, folder.path / CHECKPOINT)
-        on_first(fabric, lambda: _tell_environment(folder, computed_by))
+        checkpoint.restore_model(model, folder.path / CHECKPOINT)
+        card = on_first(fabric, lambda: _note_resumed(folder, computed_by))
     else:
         _normalise(run, model, data.train)
         run.backbone.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
         run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
-        done = _begun(run, folder, environment(fabric) | computed_by, task, data)
+        card = _begin(run, folder, environment(computed_by), task, data)
     same_buffers(fabric, model)
     bound = Bound(model, len(data.train), class_weights(run, data.train))
     bound, optimiser = fabric.setup(bound, make_optimiser(run, model))
+    progress, stopping = Progress(), None if run.patience is None else EarlyStopping(run.patience)
     if checkpoint is not None:  # now that the parameters are where, and of what type, they will be
-        _restore(optimiser, checkpoint)
-    clock, totals, saved = time.perf_counter(), torch.tensor(done.totals), time.monotonic()
-    good = _Good(done, _stopping(run, checkpoint))
-    del checkpoint
-    with interruptible(fabric.world_size) as stop, _keeping_the_last_good_state(folder, model, optimiser, good):
+        checkpoint.restore_optimiser(optimiser)
+        progress, stopping = checkpoint.progress, checkpoint.stopping(run)
+        del checkpoint
+    good = LastGoodState(progress, stopping)
+    log = _TrainingLog(folder, torch.tensor(progress.totals))
+    epoch, saved = -(-len(data.train) // run.batch_size), time.monotonic()
+    with interruptible(fabric.world_size) as stop, _keep_last_good_state(folder, model, optimiser, good):
         for step in fit(
-            bound, optimiser, data.train, run, fabric=fabric, first=done.step, failed=done.failed, accumulate=accumulate
-        ):
+            bound, optimiser, data.train, run, fabric=fabric, first=progress.step, failed=progress.failed,
+            accumulate=accumulate,
+        ):  # fmt: skip
             watch(step)
-            if step.skipped is None:
-                totals += torch.stack([step.nll, step.kl, torch.ones_like(step.nll)]).cpu()
-            else:
-                folder.append_log({"kind": "skipped", "step": step.step, "why": step.skipped})
+            log.add(step)
             last = step.step == step.steps
-            if (last or step.step % LOG_STEPS == 0) and totals[2]:
-                nll, kl = (totals[:2] / totals[2]).tolist()
-                seconds, clock = time.perf_counter() - clock, time.perf_counter()
-                record = {"kind": "train", "step": step.step, "nll": nll, "kl": kl, "rate": step.learning_rate}
-                folder.append_log(record | {"seconds": round(seconds, 3)})
-                totals.zero_()
-            if data.watched is not None and (last or step.step % -(-len(data.train) // run.batch_size) == 0):
-                seen = _holdout(model, data.watched, run, step.step, fabric)
+            if data.watched is not None and (last or step.step % epoch == 0):
+                seen = _score_holdout(model, data.watched, run, step.step, fabric)
                 folder.append_log(seen)
-                if good.stopping is not None:
-                    good.stopping.see(step.step, seen.get("mnll", math.nan), model)
-                    last = last or good.stopping.over
-            failed = 0 if step.skipped is None else done.failed + 1
-            done = _Done(step.step, failed, totals.tolist())
-            good.done = done if step.skipped is None else good.done
+                if stopping is not None:
+                    stopping.see(step.step, math.nan if seen.mnll is None else seen.mnll, model)
+                    last = last or stopping.over
+            failed = 0 if step.skipped is None else progress.failed + 1
+            progress = Progress(step.step, failed, log.sums)
+            good.progress = progress if step.skipped is None else good.progress
             # one rank's Ctrl-C is that of all, and rank 0's clock
             due = fabric.is_global_zero and time.monotonic() - saved > every
             stopped, save = (summed(fabric, torch.tensor([stop.is_set(), due]).float()) > 0).tolist()
             if last or stopped or save:
-                _require_finite(model)
+                require_finite(model)
                 if not last:
-                    _save_checkpoint(folder, model, optimiser, done, good.stopping)
+                    save_checkpoint(folder, model, optimiser, progress, stopping)
                 saved = time.monotonic()
             if stopped and not last:
                 raise Interrupted(
@@ -348,31 +156,54 @@ def _trained(
                 )
             if last:
                 break
-    if good.stopping is not None:
-        good.stopping.restore(model)
-        folder.append_log({"kind": "kept", "step": good.stopping.step, "mnll": good.stopping.mnll})
-    return model
+    if stopping is not None:
+        stopping.restore(model)
+        folder.append_log(NoteRecord("kept", stopping.step, mnll=stopping.mnll))
+    return model, card
 
 
-def _holdout(model: Model, images: Images, run: Run, step: int, fabric: Fabric) -> dict[str, Any]:
-    """A line of the log. Scores that cannot be found stop nothing: the next steps will tell."""
+def _as_loaded(model: Model, card: Card) -> Model:
+    """The model as it will be loaded from its file: in single precision, whatever it was trained in."""
+    if next(model.parameters()).dtype == torch.get_default_dtype():
+        return model
+    loaded = build(card.run, card.task)
+    loaded.load_state_dict(model.state_dict())
+    return loaded
+
+
+class _TrainingLog:
+    """The lines of log.jsonl about steps: both parts of the bound, averaged over LOG_STEPS steps."""
+
+    def __init__(self, folder: RunFolder, totals: torch.Tensor) -> None:
+        self.folder, self.totals, self.clock = folder, totals, time.perf_counter()
+
+    @property
+    def sums(self) -> tuple[float, float, float]:
+        nll, kl, count = self.totals.tolist()
+        return nll, kl, count
+
+    def add(self, step: Step) -> None:
+        if step.skipped is None:
+            self.totals += torch.stack([step.nll, step.kl, torch.ones_like(step.nll)]).cpu()
+        else:
+            self.folder.append_log(NoteRecord("skipped", step.step, step.skipped))
+        if (step.step == step.steps or step.step % LOG_STEPS == 0) and self.totals[2]:
+            nll, kl = (self.totals[:2] / self.totals[2]).tolist()
+            seconds, self.clock = time.perf_counter() - self.clock, time.perf_counter()
+            self.folder.append_log(TrainRecord("train", step.step, nll, kl, step.learning_rate, round(seconds, 3)))
+            self.totals.zero_()
+
+
+def _score_holdout(model: Model, images: Images, run: Run, step: int, fabric: Fabric) -> HoldoutRecord | NoteRecord:
+    """A line of the log. Scores that cannot be computed stop nothing: the next steps will show."""
     try:
-        scores = score(model, images, samples=10, seed=run.seed, fabric=fabric).to_dict()
+        found = score(model, images, passes=1 if model.integrate else 10, seed=run.seed, fabric=fabric)
     except NumericalError as error:
-        return {"kind": "unscored", "step": step, "why": str(error)}
-    return {"kind": "holdout", "step": step} | scores
-
-
-@dataclass(frozen=True)
-class _Done:
-    """How far a training has come: steps, how many of the last failed in a row, sums since the last line of the log.
-
-    With the model and the optimiser it is all that a checkpoint needs: order and masks are functions of the step.
-    """
-
-    step: int = 0
-    failed: int = 0
-    totals: Sequence[float] = (0.0, 0.0, 0.0)
+        return NoteRecord("unscored", step, str(error))
+    return HoldoutRecord(
+        "holdout", step, found.mnll, found.err, found.n, found.ece, found.mce, found.brier, found.confidence,
+        found.entropy,
+    )  # fmt: skip
 
 
 def _check(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> None:
@@ -401,74 +232,28 @@ def _check_ranks(fabric: Fabric, data: TrainingData) -> None:
         raise CalgpError("The processes of this run have found different training images; give all the same data.")
 
 
-_Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and what is told beside them
-
-
-def _checkpoint(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> _Checkpoint | None:
+def _checkpoint(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> LoadedCheckpoint | None:
     """What the training goes on from, if there is anything; the log is cut to it."""
     _check(run, folder, data, resume=resume)
     if not folder.interrupted:
         return None
-    tensors, told = folder.tensors(CHECKPOINT), folder.metadata(CHECKPOINT)
-    folder.cut_log(told["step"])
-    return tensors, told
+    found = LoadedCheckpoint.of(folder, folder.card())
+    folder.cut_log(found.state.step)
+    return found
 
 
-def _divided(fabric: Fabric, accumulate: int) -> dict[str, int]:
-    """How a batch is divided, if it is: it changes the order of adding, and the moments of batch norm."""
-    return {name: n for name, n in (("ranks", fabric.world_size), ("accumulate", accumulate)) if n > 1}
-
-
-def _begun(run: Run, folder: RunFolder, made_by: dict[str, Any], task: Task, data: TrainingData) -> _Done:
+def _begin(run: Run, folder: RunFolder, made_by: Environment, task: Task, data: TrainingData) -> Card:
+    """Write the card, and remove what an earlier training in this folder left."""
     held_out = () if data.held_out is None else tuple(data.held_out.rows.tolist())
-    classes, n = data.train.classes, len(data.train)
     weights = class_weights(run, data.train)
-    told = None if weights is None else tuple(weights.tolist())
-    described = Card(run, task, classes, n, data.train.checksum(), held_out, made_by, class_weights=told)
-    folder.create(described)
-    folder.remove("log.jsonl")
-    folder.remove("calibration.json")
-    folder.remove("decisions.json")
-    return _Done()
-
-
-def _resumed(checkpoint: _Checkpoint, model: Model, path: Path) -> _Done:
-    tensors, told = checkpoint
-    model_state = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
-    load_state(model, model_state, path)
-    return _Done(**{field.name: told[field.name] for field in fields(_Done) if field.name in told})
-
-
-def _restore(optimiser: torch.optim.Optimizer, checkpoint: _Checkpoint) -> None:
-    parameters = optimiser.param_groups[0]["params"]
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in checkpoint[0].items():
-        if key.startswith("optimiser."):
-            _, index, name = key.split(".", 2)
-            parameter = parameters[int(index)]
-            # laid out in memory as the parameter is (channels last): the fused step goes through both in that order
-            restored = torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value
-            state.setdefault(int(index), {})[name] = restored
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-
-
-def _save_checkpoint(
-    folder: RunFolder,
-    model: Model,
-    optimiser: torch.optim.Optimizer,
-    done: _Done,
-    stopping: EarlyStopping | None = None,
-) -> None:
-    """Model, optimiser, how far it is and, for an early stop, the best so far; all else is a function of the step."""
-    tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
-    for index, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    told = asdict(done)
-    if stopping is not None:
-        tensors |= {f"best.{key}": value for key, value in stopping.state.items()}
-        told["stopping"] = stopping.to_json()
-    folder.flush_log()
-    folder.write_tensors(CHECKPOINT, tensors, told)
+    card = Card(
+        run, task, data.train.classes, len(data.train), data.train.checksum(), held_out, made_by,
+        class_weights=None if weights is None else tuple(weights.tolist()),
+    )  # fmt: skip
+    folder.create(card)
+    for name in ("log.jsonl", "calibration.json", "decisions.json"):
+        folder.remove(name)
+    return card
 
 
 def _normalise(run: Run, model: Model, train: Images) -> None:
@@ -480,84 +265,73 @@ def _normalise(run: Run, model: Model, train: Images) -> None:
         features.fit(x for _, x in train.read(train.parts(1024)))
 
 
-def _stopping(run: Run, checkpoint: _Checkpoint | None) -> EarlyStopping | None:
-    """Whether to watch for an early stop, and what a resumed training has seen so far."""
-    if run.patience is None or checkpoint is None:
-        return None if run.patience is None else EarlyStopping(run.patience)
-    tensors, told = checkpoint
-    state = {key.removeprefix("best."): value for key, value in tensors.items() if key.startswith("best.")}
-    return EarlyStopping(run.patience, **told["stopping"], state=state)
-
-
-def _tell_environment(folder: RunFolder, now: dict[str, Any]) -> None:
-    """Note in run.json by what a training goes on, if that may change its bits."""
+def _note_resumed(folder: RunFolder, now: Environment) -> Card:
+    """Note in run.json what a training is continued by, if that may change its bits."""
     card = folder.card()
-    before = card.environment.get("resumed", [card.environment])[-1]
-    if any(before.get(name) != now.get(name) for name in {*now, "ranks", "accumulate"}):
-        resumed = [*card.environment.get("resumed", ()), now]
-        folder.create(replace(card, environment=card.environment | {"resumed": resumed}))
-
-
-@dataclass
-class _Good:
-    """How far a training had come when its numbers were last good, and its best state, if it may stop early."""
-
-    done: _Done
-    stopping: EarlyStopping | None
+    before = (card.environment, *card.environment.resumed)[-1]
+    if before.arithmetic() != now:
+        resumed = (*card.environment.resumed, now)
+        card = replace(card, environment=replace(card.environment, resumed=resumed))
+        folder.create(card)
+    return card
 
 
 @contextmanager
-def _keeping_the_last_good_state(
-    folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, good: _Good
+def _keep_last_good_state(
+    folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, good: LastGoodState
 ) -> Iterator[None]:
-    """Numbers that fail end a training with a checkpoint of the state before, or with the last one, if that has failed.
+    """If steps fail for good, save the last good state and say why.
 
-    It has when a step was so large that parameters overflowed.
+    If the parameters themselves overflowed, the previous checkpoint is kept instead.
     """
     try:
         yield
     except NumericalError as error:
         with suppress(NumericalError):
-            _require_finite(model)
-            _save_checkpoint(folder, model, optimiser, good.done, good.stopping)
+            require_finite(model)
+            save_checkpoint(folder, model, optimiser, good.progress, good.stopping)
         raise CalgpError(
-            f"Training failed after step {good.done.step}: {error}. {_kept(folder)} Train again with a smaller "
+            f"Training failed after step {good.progress.step}: {error}. {_kept(folder)} Train again with a smaller "
             "learning rate or in double precision."
         ) from error
-
-
-def _require_finite(model: Model) -> None:
-    for name, value in model.named_parameters():
-        if not value.isfinite().all():
-            raise NumericalError(f"{name} is no longer finite")
 
 
 def _kept(folder: RunFolder) -> str:
     if not folder.interrupted:
         return "No good state was left to keep."
-    return f"{folder.path} keeps the state after step {folder.metadata(CHECKPOINT)['step']}."
+    return f"{folder.path} keeps the state after step {folder.check_checkpoint(folder.card()).step}."
 
 
-@contextmanager
-def interruptible(ranks: int = 1) -> Iterator[threading.Event]:
-    """Ctrl-C or SIGTERM sets the event, so that the loop stops between steps; a second one stops at once.
+def train(
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    method: str | Method = default_name("method"),
+    backbone: str | Backbone = default_name("backbone"),
+    fabric: Fabric | None = None,
+    directory: Path | None = None,
+    watch: Callable[[Step], None] = lambda step: None,
+    **options: object,
+) -> Classifier:
+    """Train a classifier on an image set or a folder of images, into a run folder.
 
-    Of several ranks it does not: torchrun hands a Ctrl-C on, which all have had from the terminal. It ends by itself
-    what does not stop.
+    Args:
+        source: a data set by name, such as digits or mnist, or a folder with one folder of images for each class.
+        out: the run folder; runs/… unless given.
+        method, backbone: by name (METHODS, BACKBONES), or the objects themselves.
+        fabric: where it runs; None: the best device of this machine.
+        directory: where data sets lie.
+        watch: is called after each step.
+        options: any other field of `Run`, such as epochs=20, seed=1, holdout=0.1.
     """
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
+    name = os.fspath(source)
+    named = f"folder:{name}" if name not in SOURCES and Path(name).is_dir() else name
+    run = from_json({"source": named, "method": method, "backbone": backbone, **options})
+    return train_run(run, new_folder(run) if out is None else RunFolder(out), fabric, directory=directory, watch=watch)
 
-    def handle(number: int, frame: object) -> None:
-        if event.is_set() and ranks == 1:
-            raise KeyboardInterrupt
-        event.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def new_folder(run: Run) -> RunFolder:
+    """A folder below runs/ that does not exist yet, named after the run."""
+    path = Path("runs") / slug(f"{run.label}-{run.source}-seed{run.seed}")
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    return RunFolder(next(name for name in names if not name.exists()))

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from calgp.data import Images, load
+from calgp.data import Images, load, open_source
 from calgp.errors import CalgpError
-from calgp.runs.folder import RunFolder
-from calgp.runs.run import Run
+from calgp.run import Run
+from calgp.runs.card import Card
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,17 @@ class TrainingData:
     @staticmethod
     def of(run: Run, directory: Path | None, *, workers: int | None = None) -> "TrainingData":
         """The training images of the run's source, cut; `workers` processes read those that are streamed."""
-        images = load(run.source, "train", directory=directory, size=run.size, colour=run.colour, workers=workers)
-        return TrainingData.cut(images, run)
+        form = {"size": run.size, "colour": run.colour, "workers": workers, "skip_unreadable": run.skip_unreadable}
+        images = load(run.source, "train", directory=directory, **form)
+        source = open_source(run.source, **form)
+        return TrainingData.cut(images, run, source.validation() if run.holdout else None)
 
     @staticmethod
-    def cut(images: Images, run: Run) -> "TrainingData":
-        """Balanced part, stratified hold-out, and half of it to stop by, if the run may: all by the run's seed."""
+    def cut(images: Images, run: Run, validation: Images | None = None) -> "TrainingData":
+        """Balanced part, stratified hold-out, and half of it to stop by, if the run may: all by the run's seed.
+
+        `validation` images, if a source sets some apart itself, are the hold-out.
+        """
         if len(images.y.unique()) < 2:
             raise CalgpError(f"{run.source} has images of one class only; a classifier needs at least two.")
         seed = run.seed if run.split_seed is None else run.split_seed
@@ -42,7 +47,7 @@ class TrainingData:
             images = images.balanced(run.train_size, seed)
         if not run.holdout:
             return TrainingData(images, None)
-        train, held_out = images.split(run.holdout, seed)
+        train, held_out = images.split(run.holdout, seed) if validation is None else (images, validation)
         return TrainingData(train, held_out) if run.patience is None else TrainingData(train, *_halves(held_out, seed))
 
 
@@ -70,17 +75,16 @@ def class_weights(run: Run, train: Images) -> Float[Tensor, "Q"] | None:
     return torch.tensor(run.class_weights)
 
 
-def held_out_images(folder: RunFolder, directory: Path | None = None) -> Images:
-    """The images that a finished run has not been trained on, cut once more from its source and checked."""
-    card = folder.card()
+def held_out_images(path: Path, card: Card, directory: Path | None = None) -> Images:
+    """The images that the finished run in `path` was not trained on, cut once more from its source and checked."""
     if not card.holdout_rows:
-        raise CalgpError(f"{folder.path} {_WITHOUT[bool(card.members)]}")
+        raise CalgpError(f"{path} {_WITHOUT[bool(card.members)]}")
     data = TrainingData.of(card.run, directory)
     rows = torch.tensor(card.holdout_rows)
     held_out = data.held_out
     if held_out is None or not torch.isin(rows, held_out.rows).all() or data.train.checksum() != card.checksum:
         raise CalgpError(
-            f"The images of {card.run.source} are not those that {folder.path} was trained on: its hold-out cannot be "
+            f"The images of {card.run.source} are not those that {path} was trained on: its hold-out cannot be "
             "cut again. Give the data that it was trained on with --data."
         )
     return held_out.take(torch.isin(held_out.rows, rows))
@@ -88,6 +92,6 @@ def held_out_images(folder: RunFolder, directory: Path | None = None) -> Images:
 
 _WITHOUT = {  # ensemble or not
     False: "has no held-out images to fit on; train with --holdout 0.1 to keep a tenth of the training images.",
-    True: "has no image that all its members hold out; train them with --holdout 0.1 --set split_seed=0, so that they "
+    True: "has no image that all its members hold out; train them with --holdout 0.1 --split-seed 0, so that they "
     "hold out the same.",
 }

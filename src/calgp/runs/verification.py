@@ -1,19 +1,22 @@
-"""Whether a run folder still says the truth: its evaluations made once more, and compared with what it holds."""
+"""Whether a run folder is still right: its evaluations made once more, and compared with what it holds."""
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from lightning_fabric import Fabric
 from torch import Tensor
 
-from calgp.data import Corruption
 from calgp.errors import CalgpError
-from calgp.runs.comparison import METRICS
-from calgp.runs.evaluation import Evaluation, examine, one_device, test_images
-from calgp.runs.folder import RunFolder, arithmetic
+from calgp.runs.card import Card
+from calgp.runs.evaluation import METRICS, test_images
+from calgp.runs.results import Evaluation
 from calgp.runs.training_data import TrainingData
+
+if TYPE_CHECKING:
+    from calgp.runs.classifier import Classifier
 
 PROBABILITY = 1e-4  # what another order of adding may change in float32, through tens of layers
 DECIDED = ("abstained", "sets", "set_size", "covered")  # by decisions, which may have been made anew since
@@ -26,39 +29,28 @@ class Check:
 
     what: str
     state: State
-    told: str = ""
+    detail: str = ""
     probability: float | None = None
     score: float | None = None
 
 
-def verify(
-    folder: RunFolder,
-    fabric: Fabric | None = None,
-    *,
-    directory: Path | None = None,
-    watch: Callable[[str], None] = lambda what: None,
-) -> list[Check]:
+def verify_run(classifier: Classifier, directory: Path | None, watch: Callable[[str], None]) -> list[Check]:
     """Compare the training images with their checksum, and every evaluation with one made now. Nothing is written.
 
     An evaluation made by the same versions, threads, device and processor must have the same bits; any other must
     agree within 1e-4 in every probability, and within 1e-4 + 2/n in every score of n images: one of them may have
     changed sides at a tie or at the edge of a bin. What is not here, or was given as images, is not checked.
     """
-    fabric = one_device(fabric)
-    return list(_checks(folder, fabric, directory, watch))
-
-
-def _checks(folder: RunFolder, fabric: Fabric, directory: Path | None, watch: Callable[[str], None]) -> Iterator[Check]:
     watch("training images")
-    yield _training_images(folder, directory)
-    for summary in (*folder.evaluations(), *folder.shifted()):
-        what = ", ".join([summary["source"], *([summary["calibrator"]] if summary.get("calibrator") else [])])
+    checks = [_training_images(classifier.card, directory)]
+    for found in (*classifier.folder.evaluations(), *classifier.folder.shifted()):
+        what = ", ".join([found.source, *([found.calibrator] if found.calibrator else [])])
         watch(what)
-        yield _evaluation(folder, fabric, directory, what, summary)
+        checks.append(_evaluation(classifier, directory, what, found))
+    return checks
 
 
-def _training_images(folder: RunFolder, directory: Path | None) -> Check:
-    card = folder.card()
+def _training_images(card: Card, directory: Path | None) -> Check:
     try:
         found = TrainingData.of(card.run, directory).train.checksum()
     except CalgpError as error:
@@ -68,41 +60,40 @@ def _training_images(folder: RunFolder, directory: Path | None) -> Check:
     return Check("training images", "same bits")
 
 
-def _evaluation(folder: RunFolder, fabric: Fabric, directory: Path | None, what: str, summary: dict[str, Any]) -> Check:
-    shift = dict(summary.get("corruption") or {})
-    source = shift.pop("of", summary["source"])
-    corruption = Corruption(**shift) if shift else None
-    calibration = summary.get("calibration") if summary.get("calibrator") else None
-    convert = summary.get("convert", False)
+def _evaluation(classifier: Classifier, directory: Path | None, what: str, before: Evaluation) -> Check:
+    shift = before.corruption
+    source, corruption = (before.source, None) if shift is None else (shift.of, shift.corruption)
     try:
-        images = test_images(folder, source, directory=directory, convert=convert)
+        images = test_images(classifier.card, source, directory=directory, convert=before.convert)
     except CalgpError as error:
         return Check(what, "not checked", str(error))
-    now = examine(
-        folder, fabric, source=source, images=images, samples=summary["samples"], seed=summary["seed"],
-        convert=convert, calibration=calibration, corruption=corruption,
+    again = classifier.calibrated_by(before.calibration if before.calibrator else None)
+    now, predicted = again.evaluate_unsaved(
+        source, images=images, passes=before.samples, engine=before.engine, seed=before.seed, convert=before.convert,
+        corruption=corruption,
     )  # fmt: skip
-    if now.summary["checksum"] != summary["checksum"]:
+    if now.checksum != before.checksum:
         return Check(what, "differs", f"{source} is not what the run was evaluated on")
-    name = folder.predictions_name(source, summary.get("calibrator"), corruption.label if corruption else None)
-    stored = folder.tensors(name) if (folder.path / name).is_file() else {}
+    name = classifier.folder.predictions_name(source, before.calibrator, corruption.label if corruption else None)
+    stored = classifier.folder.columns(name, len(classifier.classes)) or {}
     stored = {key: value for key, value in stored.items() if key not in DECIDED}
-    return _compared(what, now, summary, stored, same=summary.get("environment") == arithmetic(fabric))
+    return _compare(what, before, now, stored, predicted.columns | predicted.stored)
 
 
-def _compared(what: str, now: Evaluation, summary: dict[str, Any], stored: dict[str, Tensor], *, same: bool) -> Check:
-    before, after = _numbers(summary), _numbers(now.summary)
-    if before.keys() != after.keys():
+def _compare(
+    what: str, before: Evaluation, now: Evaluation, stored: dict[str, Tensor], made: dict[str, Tensor]
+) -> Check:
+    old, new = _numbers(before), _numbers(now)
+    if old.keys() != new.keys():
         return Check(what, "differs", "scored as inside images before and as outside ones now, or the other way")
-    score = max(abs(after[name] - value) for name, value in before.items())
-    made = now.columns | now.kept
+    score = max(abs(new[name] - value) for name, value in old.items())
     probability = _largest(made, stored)
-    if before == after and all(name in made and value.equal(made[name]) for name, value in stored.items()):
+    if old == new and all(name in made and value.equal(made[name]) for name, value in stored.items()):
         return Check(what, "same bits", "", probability, score)
-    within = score <= PROBABILITY + 2 / summary["n"] and (probability is None or probability <= PROBABILITY)
+    within = score <= PROBABILITY + 2 / before.n and (probability is None or probability <= PROBABILITY)
     if not within:
         return Check(what, "differs", "beyond the tolerance", probability, score)
-    if same:
+    if before.environment == now.environment:
         return Check(what, "differs", "the same versions, threads and processor gave other bits", probability, score)
     return Check(what, "within tolerance", "made by other versions, threads or processor", probability, score)
 
@@ -115,7 +106,7 @@ def _largest(made: dict[str, Tensor], stored: dict[str, Tensor]) -> float | None
     return None
 
 
-def _numbers(summary: dict[str, Any]) -> dict[str, float]:
+def _numbers(found: Evaluation) -> dict[str, float]:
     """The scores of these images alone (AUROC is also of others) that change little where predictions do (MCE may)."""
-    found = {name: summary[name] for name in ("mean_entropy", "mean_mutual_information")}
-    return found | {name: value for name, value in summary.get("scores", {}).items() if name in METRICS}
+    numbers = {"mean_entropy": found.mean_entropy, "mean_mutual_information": found.mean_mutual_information}
+    return numbers | ({} if found.scores is None else {name: getattr(found.scores, name) for name in METRICS})

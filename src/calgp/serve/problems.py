@@ -1,29 +1,21 @@
-"""What goes wrong, as RFC 9457 tells it: JSON, one sentence, no traceback."""
+"""A request that cannot be answered, as an exception."""
 
 import math
-from http import HTTPStatus
-from typing import Any
-
-from starlette.responses import Response
-
-from calgp.serve.schemas import Problem
-
-MEDIA = "application/problem+json"
 
 
-class Trouble(Exception):
-    """A request cannot be answered: the status and a sentence for whoever sent it."""
+class HTTPProblem(Exception):
+    """The status and one sentence for the client; `middleware.problem_response` makes it a response (RFC 9457)."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(detail)
+        super().__init__(status, detail, headers)  # all of them, so that it can be sent from one process to another
         self.status, self.detail, self.headers = status, detail, headers
 
     @staticmethod
-    def busy(detail: str, retry: float) -> "Trouble":
-        """503 with the time after which to try again."""
-        return Trouble(503, f"{detail} Try again later.", {"Retry-After": str(min(max(math.ceil(retry), 1), 60))})
+    def busy(detail: str, retry: float) -> "HTTPProblem":
+        """503 with the seconds after which to try again."""
+        return HTTPProblem(503, f"{detail} Try again later.", {"Retry-After": str(min(max(math.ceil(retry), 1), 60))})
 
-
-def problem(status: int, detail: str, headers: Any = None) -> Response:
-    told = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
-    return Response(told.model_dump_json(), status, headers, MEDIA)
+    @staticmethod
+    def closing(status: int, detail: str) -> "HTTPProblem":
+        """A refusal after which the connection is closed: what is still to come of the request is not read."""
+        return HTTPProblem(status, detail, {"Connection": "close"})

@@ -1,8 +1,9 @@
-"""What goes over the wire: every body that the API takes or gives, as the OpenAPI document says it."""
+"""What goes over the wire: every body that the API takes or gives, as the OpenAPI document describes it."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
 
 Shade = Annotated[int, Field(ge=0, le=255)]
 Colours = Annotated[list[Shade], Field(min_length=3, max_length=3), FailFast()]
@@ -17,69 +18,86 @@ PIXEL = (  # a red dot
 
 
 class Closed(BaseModel):
+    """A model without other fields than its own."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Encoded(Closed):
-    """A picture file, PNG, JPEG or WebP, in base64."""
+    """An image file, PNG, JPEG or WebP, in base64."""
 
     base64: Annotated[str, Field(min_length=4, description="The bytes of the file, in base64.", examples=[PIXEL])]
 
 
 class Grey(Closed):
-    """A grey picture: lines of pixels, 0 (black) to 255 (white). All lines have the same length."""
+    """A grey image: lines of pixels, 0 (black) to 255 (white). All lines have the same length."""
 
     grey: Annotated[list[GreyLine], Field(min_length=1, examples=[[[0, 128], [255, 0]]]), FailFast()]
 
 
 class Rgb(Closed):
-    """A colour picture: lines of pixels of red, green and blue, 0 to 255. All lines have the same length."""
+    """A colour image: lines of pixels of red, green and blue, 0 to 255. All lines have the same length."""
 
     rgb: Annotated[list[ColourLine], Field(min_length=1, examples=[[[[255, 0, 0], [0, 0, 255]]]]), FailFast()]
 
 
-class Pictures(Closed):
-    """Pictures of any size: they are stretched and recoloured to what the model takes, as `calgp predict` does it."""
+def _kind(image: Any) -> str:
+    """Which form an image has, by its key: only this form is tried, so that long lists are read once."""
+    names = image if isinstance(image, dict) else ()
+    return next((name for name in ("grey", "rgb") if name in names), "base64")
 
-    images: Annotated[list[Encoded | Grey | Rgb], Field(min_length=1), FailFast()]
+
+Form = Annotated[
+    Annotated[Encoded, Tag("base64")] | Annotated[Grey, Tag("grey")] | Annotated[Rgb, Tag("rgb")], Discriminator(_kind)
+]
+
+
+class ImagesRequest(Closed):
+    """Images of any size: they are stretched and recoloured to what the model takes, as `calgp predict` does it."""
+
+    images: Annotated[list[Form], Field(min_length=1), FailFast()]
 
 
 class Prediction(Closed):
-    """What the model says of one picture. Lists have one entry a class, in the order of `classes`."""
+    """What the model says about one image. Lists have one entry a class, in the order of `classes`."""
 
     label: str = Field(description="The most probable class.", examples=["7"])
     index: int = Field(ge=0, description="Its place in `classes`.", examples=[7])
     confidence: Probability = Field(description="Its probability.", examples=[0.93])
-    probabilities: list[Probability] = Field(description="p(y | x), averaged over samples, calibrated if the run is.")
-    spread: list[Nats] = Field(description="Standard deviation of the probabilities over samples.")
-    monte_carlo_error: list[Nats] = Field(
-        description="Standard error of the probabilities, for having averaged only so many samples."
+    probabilities: list[Probability] = Field(
+        description="p(y | x), averaged over all that is random; calibrated if the run is."
     )
-    entropy: Nats = Field(description="-Σ p log p in nats: the doubt in all.")
-    aleatoric: Nats = Field(description="Mean entropy of the samples: the doubt that more training data would leave.")
+    spread: list[Nats] = Field(description="Standard deviation of the probabilities over samples, or draws of f.")
+    monte_carlo_error: list[Nats] = Field(
+        description="Standard error of the probabilities: they are an average over finitely many samples."
+    )
+    entropy: Nats = Field(description="-Σ p log p in nats: the total uncertainty.")
+    aleatoric: Nats = Field(description="Mean entropy of the samples: the uncertainty that more training data leaves.")
     epistemic: Nats = Field(
-        description="Mutual information: the doubt that more training data could take away. Both parts are those "
+        description="Mutual information: the uncertainty that more training data could remove. Both parts are those "
         "before calibration, where they add up to the entropy."
     )
     samples: int = Field(ge=1, description="Samples that were drawn.")
-    settled: bool | None = Field(
-        description="Whether sampling stopped because the label was settled; null if `error` was not given."
+    passes: str = Field(description="How it was computed.", examples=["1 pass", "50 samples"])
+    label_is_decided: bool | None = Field(
+        description="Whether sampling stopped because further samples would not change the label; null if `error` was "
+        "not given or one pass is all."
     )
     conformal_set: list[str] | None = Field(
-        description="Classes of which one is the true one as often as the run promises; null if it promises nothing."
+        description="Classes that contain the true one as often as the run promises; null if it promises nothing."
     )
-    abstain: bool | None = Field(description="Whether the run would rather not answer; null if it was not told when.")
+    abstain: bool | None = Field(description="Whether the run abstains; null if it has no rule for that.")
 
 
-class Answered(Closed):
-    """The predictions, in the order of the pictures."""
+class PredictionResponse(Closed):
+    """The predictions, in the order of the images."""
 
     classes: list[str]
     seed: int = Field(ge=0)
     predictions: list[Prediction]
 
 
-class Step(Closed):
+class StreamLine(Closed):
     """A line of the stream: what is known after so many samples. The last line has `done`: true."""
 
     done: bool
@@ -89,7 +107,7 @@ class Step(Closed):
     seed: int = Field(ge=0)
     predictions: list[Prediction]
     draws: list[list[list[Probability]]] | None = Field(
-        description="With draws=true: for each picture the probabilities by each sample since the last line."
+        description="With draws=true: for each image the probabilities of each sample since the last line."
     )
 
 
@@ -108,8 +126,8 @@ class Health(Closed):
     status: Literal["ok"]
 
 
-class Form(Closed):
-    """What pictures are brought to before the model sees them."""
+class InputForm(Closed):
+    """What images are brought to before the model sees them."""
 
     channels: int
     height: int
@@ -117,7 +135,7 @@ class Form(Closed):
 
 
 class ReliabilityTable(Closed):
-    """When the model said so much, how often was it right? One entry a bin of confidence; null where it is empty."""
+    """How often the model was right, by its confidence. One entry a bin; null where a bin is empty."""
 
     edges: list[float] = Field(description="One more than bins.")
     count: list[int]
@@ -125,36 +143,40 @@ class ReliabilityTable(Closed):
     confidence: list[float | None]
 
 
-class Evaluation(Closed):
-    """How the run did on the test images of a source, as `calgp evaluate` kept it."""
+class EvaluationInfo(Closed):
+    """How the run did on the test images of a source, as `calgp evaluate` stored it."""
 
     source: str
     outside: bool = Field(
-        description="Whether the images have other classes than the run: then only doubt is measured."
+        description="Whether the images have other classes than the run: then only uncertainty is measured."
     )
     n: int
     samples: int
     scores: dict[str, float] | None
-    intervals: dict[str, list[float]] | None = Field(description="95 % bootstrap intervals.")
+    intervals: dict[str, list[float]] | None = Field(description="95% bootstrap intervals.")
     reliability: ReliabilityTable | None
     entropy_histogram: dict[str, list[float]] | None
     mean_entropy: float | None
     entropy_percentiles: list[float] | None = Field(
-        description="Entropies that 0, 1, …, 100 of 100 images do not exceed; null if predictions were not kept."
+        description="The entropies that 0, 1, …, 100 of 100 images do not exceed; null if predictions were not stored."
     )
-    ood: dict[str, Any] | None = Field(description="Outside: how well doubt tells these images from the run's own.")
+    ood: dict[str, Any] | None = Field(description="Outside: how well uncertainty separates these from the run's own.")
 
 
-class LimitsTold(Closed):
+class LimitsInfo(Closed):
+    """The limits that a client can keep to."""
+
     body: int
+    json_body: int
     side: int
     pixels: int
     images: int
     samples: int
+    draws: int
     seconds: float
 
 
-class ModelTold(Closed):
+class ModelResponse(Closed):
     """The run that is served."""
 
     name: str
@@ -163,20 +185,23 @@ class ModelTold(Closed):
     source: str = Field(description="What it was trained on.")
     train_images: int
     classes: list[str]
-    input: Form
-    random: bool = Field(description="Whether samples differ; if not, one is drawn whatever is asked for.")
+    input: InputForm
+    random: bool = Field(description="Whether samples are drawn; if not, one pass is computed whatever is asked for.")
+    engine: Literal["moments", "samples"] = Field(
+        description="moments: the last layer is integrated in closed form, so that one pass has a spread, too."
+    )
     calibrator: str | None
     decisions: dict[str, Any] | None = Field(description="decisions.json: thresholds, sets and what they promise.")
-    evaluations: list[Evaluation] = Field(description="With the probabilities that are served, calibrated or not.")
+    evaluations: list[EvaluationInfo] = Field(description="With the probabilities that are served, calibrated or not.")
     default_samples: int
-    limits: LimitsTold
+    limits: LimitsInfo
     version: str = Field(description="Of calgp.")
 
 
-class Shown(Closed):
-    """A test image with what the model said of it."""
+class GalleryImage(Closed):
+    """A test image with its prediction."""
 
-    picture: str = Field(description="A data: address of a small PNG.")
+    image: str = Field(description="A data: address of a small PNG.")
     name: str
     truth: str
     label: str
@@ -186,9 +211,15 @@ class Shown(Closed):
     wrong: bool
 
 
-class GalleryTold(Closed):
+class GalleryResponse(Closed):
     """Test images of the run: empty where they are not on this machine or were not evaluated."""
 
-    most_certain: list[Shown]
-    least_certain: list[Shown]
-    confidently_wrong: list[Shown]
+    most_certain: list[GalleryImage]
+    least_certain: list[GalleryImage]
+    confidently_wrong: list[GalleryImage]
+
+
+def validation_sentence(errors: Sequence[Any]) -> str:
+    """What pydantic found, without what was sent."""
+    found = [f"{'.'.join(map(str, error['loc'])) or 'body'}: {error['msg']}" for error in errors[:3]]
+    return "; ".join(found)[:500]

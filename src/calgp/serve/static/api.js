@@ -20,21 +20,21 @@ async function call(address, options = {}) {
     response = await fetch(address, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, "The server does not answer: is it still running?");
+    throw new Problem(0, "The server does not answer. Is it still running?");
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  throw new Problem(response.status, told.detail || `The server answered ${response.status}.`);
+  const problem = await response.json().catch(() => ({}));
+  throw new Problem(response.status, problem.detail || `The server answered ${response.status}.`);
 }
 
 export const model = async () => (await call("/v1/model")).json();
 export const gallery = async () => (await call("/v1/gallery")).json();
 
-// The answer to one picture, line by line while samples arrive. A picture: { grey: lines of pixels } or { file: a Blob }.
-export async function* ask(picture, { samples, seed = 0, signal }) {
+// The answer to one image, line by line while samples arrive. An image: { grey: lines of pixels } or { file: a Blob }.
+export async function* ask(image, { samples, draws, seed = 0, signal }) {
   const lines = Math.min(samples, 50);
-  const address = `/v1/predict/stream?samples=${samples}&seed=${seed}&every=${Math.ceil(samples / lines)}&draws=true`;
-  const response = await call(address, { method: "POST", signal, ...body(picture) });
+  const address = `/v1/predict/stream?samples=${samples}&seed=${seed}&every=${Math.ceil(samples / lines)}&draws=${draws}`;
+  const response = await call(address, { method: "POST", signal, ...body(image) });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -49,14 +49,14 @@ export async function* ask(picture, { samples, seed = 0, signal }) {
       if (line.done) return;
     }
   }
-  throw new Problem(0, "The answer broke off: ask again.");
+  throw new Problem(0, "The connection was lost. Try again.");
 }
 
-function body(picture) {
-  if (picture.grey) {
-    return { body: JSON.stringify({ images: [{ grey: picture.grey }] }), headers: { "Content-Type": "application/json" } };
+function body(image) {
+  if (image.grey) {
+    return { body: JSON.stringify({ images: [{ grey: image.grey }] }), headers: { "Content-Type": "application/json" } };
   }
   const form = new FormData();
-  form.append("images", picture.file, "picture");
+  form.append("images", image.file, "image");
   return { body: form };
 }

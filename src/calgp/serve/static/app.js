@@ -1,12 +1,13 @@
-// The page: what is asked, and how the answer is shown while its samples arrive.
+// The page: what is sent to the model, and how the answer is shown while its samples arrive.
 import * as api from "./api.js";
 import { AnswerView } from "./answer.js";
 import { byId, element } from "./dom.js";
 import { showFacts, showGalleries, showReliability } from "./run.js";
 import { Pad } from "./pad.js";
-import { paint, paintGrey, prepared, sendable } from "./pictures.js";
+import { paint, paintGrey, prepared, sendable } from "./images.js";
 
 const SAMPLES = [10, 50, 200, 1000];
+const LISTED = 256; // pixels a side of drawings that are sent as lists of numbers
 const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
 const UNHURRIED = 900; // milliseconds that an answer takes at least, so that its samples can be seen to arrive
 
@@ -14,20 +15,21 @@ let model = null;
 let view = null;
 let pad = null;
 let file = null; // the last one chosen, as it was
-let asked = null; // the last picture, as it was sent
+let sent = null; // the last image, as it was sent
 let asking = new AbortController();
 
-async function ask(picture) {
+async function ask(image) {
   asking.abort();
   asking = new AbortController();
   const { signal } = asking;
-  asked = picture;
-  tell("");
+  sent = image;
+  showProblem("");
   const samples = model.random ? Number(byId("samples").value) : 1;
   view.begin(samples);
   const pause = STILL.matches ? 0 : UNHURRIED / Math.min(samples, 50);
   try {
-    for await (const line of api.ask(picture, { samples, signal })) {
+    const draws = model.random && samples * model.classes.length <= model.limits.draws;
+    for await (const line of api.ask(image, { samples, draws, signal })) {
       view.show(line);
       if (!line.done && pause) await new Promise((done) => setTimeout(done, pause));
       if (signal.aborted) return;
@@ -35,53 +37,56 @@ async function ask(picture) {
   } catch (error) {
     if (signal.aborted) return;
     view.end();
-    trouble(error);
+    report(error);
   }
 }
 
-function trouble(error) {
+function report(error) {
   if (error.status === 401) byId("token-form").hidden = false;
-  else tell(error.message);
+  else showProblem(error.message);
 }
 
-function tell(sentence) {
-  byId("trouble").hidden = !sentence;
-  byId("trouble").textContent = sentence;
+function showProblem(sentence) {
+  byId("problem").hidden = !sentence;
+  byId("problem").textContent = sentence;
 }
 
-function askDrawing(strokes) {
+async function askDrawing(strokes) {
   const grey = prepared(strokes, model.input.height);
   file = null;
   byId("invert-row").hidden = true;
   paintGrey(byId("preview"), grey);
-  seen(`What the model gets: ${model.input.width} × ${model.input.height} pixels, scaled and centred as in MNIST.`);
-  return ask({ grey });
+  describe(`What the model sees: ${model.input.width} × ${model.input.height} pixels, scaled and centred as in MNIST.`);
+  const large = grey.length > LISTED; // as lists of numbers it might be more than the server accepts
+  await ask(large ? { file: await new Promise((done) => byId("preview").toBlob(done, "image/png")) } : { grey });
 }
 
 async function askFile(chosen) {
   if (chosen !== file) pad ? pad.clear() : forget();
-  tell("");
+  showProblem("");
   asking.abort();
   asking = new AbortController();
   const { signal } = asking;
   try {
     const grey = model.input.channels === 1, invert = grey && byId("invert").checked;
     const { blob, bitmap } = await sendable(chosen, { limits: model.limits, invert });
-    if (signal.aborted) return; // another picture has come while this one was opened
+    if (signal.aborted) return; // another image has come while this one was opened
     file = chosen;
     byId("invert-row").hidden = !grey;
     const preview = byId("preview");
     [preview.width, preview.height] = [model.input.width, model.input.height];
     paint(preview, bitmap, invert, grey);
-    seen(`About what the model gets: ${chosen.name ? `“${chosen.name}”, ` : ""}stretched to ${model.input.width} × ${model.input.height} pixels.`);
+    describe(`Roughly what the model sees: ${chosen.name ? `“${chosen.name}”, ` : ""}resized to ${model.input.width} × ${model.input.height} pixels.`);
     await ask({ file: blob });
   } catch (error) {
-    trouble(error);
+    report(error);
   }
 }
 
-function seen(sentence) {
-  byId("seen-says").textContent = sentence;
+// What is said beside the small image; without a sentence there is no image yet.
+function describe(sentence) {
+  byId("seen").classList.toggle("empty", !sentence);
+  byId("seen-says").textContent = sentence || "Your image as the model sees it will appear here.";
 }
 
 // A test image of the gallery, from the page itself.
@@ -96,8 +101,8 @@ async function askShown(image) {
 
 function forget() {
   asking.abort();
-  file = asked = null;
-  seen("What the model gets.");
+  file = sent = null;
+  describe("");
   byId("preview").width = model.input.width; // empties it
   byId("invert-row").hidden = true;
   byId("invert").checked = false;
@@ -115,7 +120,7 @@ function listen() {
   byId("file").addEventListener("change", (event) => takeFiles(event, event.target.files));
   byId("clear").addEventListener("click", () => (pad ? pad.clear() : forget()));
   byId("invert").addEventListener("change", () => file && askFile(file));
-  byId("samples").addEventListener("change", () => asked && ask(asked));
+  byId("samples").addEventListener("change", () => sent && ask(sent));
   document.addEventListener("paste", (event) => takeFiles(event, event.clipboardData.files));
   document.addEventListener("dragover", (event) => {
     if (!event.dataTransfer.types.includes("Files")) return;
@@ -142,6 +147,8 @@ function prepare() {
     ...choices.sort((a, b) => a - b).map((each) => new Option(each.toLocaleString("en"), each, false, each === model.default_samples)),
   );
   byId("samples-row").hidden = !model.random;
+  byId("one-pass").hidden = model.random;
+  describe("");
   const drawable = model.input.channels === 1 && model.input.height === model.input.width;
   byId("drawing").hidden = !drawable;
   if (drawable) pad = new Pad(byId("pad"), { drawn: askDrawing, started: () => asking.abort(), cleared: forget });
@@ -156,7 +163,7 @@ async function start() {
     showGalleries(await api.gallery(), model, askShown);
     document.documentElement.dataset.ready = "";
   } catch (error) {
-    trouble(error);
+    report(error);
   }
 }
 

@@ -2,8 +2,8 @@
 import { svg } from "./dom.js";
 import { count, nats, percent, sourceName, whole } from "./words.js";
 
-export const FEW = 10; // images of a bin that say little
-const DOTS = 300; // single samples shown of a class: more are not told apart
+export const FEW = 10; // images in a bin whose accuracy says little
+const DOTS = 300; // single samples shown for a class: more cannot be distinguished
 
 // The chart of one class: a bar for the mean, a line for ± the spread, a dot for each sample. It is drawn once and changed.
 export class Bar {
@@ -24,11 +24,11 @@ export class Bar {
   }
 }
 
-// Entropy between 0 and log Q: of this picture if there is one, above what the test images had.
-export function doubtFigure({ entropy, parts, most, evaluations }) {
+// Entropy between 0 and log Q: of this image if there is one, above that of the test images.
+export function uncertaintyFigure({ entropy, parts, most, evaluations }) {
   const width = 330, left = 2, right = 328;
   const x = (value) => left + (right - left) * Math.min(value / most, 1);
-  const marks = [], names = [svg("text", { x: left, y: 14, class: "name" }, "this picture")];
+  const marks = [], names = [svg("text", { x: left, y: 14, class: "name" }, "your image")];
   if (entropy === null) {
     marks.push(svg("path", { class: "tick", d: `M${left} 29H${right}` }));
   } else if (parts) {
@@ -40,7 +40,7 @@ export function doubtFigure({ entropy, parts, most, evaluations }) {
   let y = 40;
   for (const { source, percentiles, outside } of evaluations) {
     const at = (share) => x(percentiles[share]);
-    names.push(svg("text", { x: left, y: y + 16, class: "name" }, `${sourceName(source)}${outside ? " (not what it knows)" : ", its test images"}`));
+    names.push(svg("text", { x: left, y: y + 16, class: "name" }, `${sourceName(source)}${outside ? ", unknown classes" : ", test images"}`));
     marks.push(svg("path", { class: outside ? "range outside" : "range", d: `M${at(5)} ${y + 29}H${at(95)}` }));
     marks.push(svg("rect", { class: outside ? "half outside" : "half", x: at(25), y: y + 23, height: 12, width: Math.max(at(75) - at(25), 1), rx: 1 }));
     marks.push(svg("path", { class: "middle", d: `M${at(50)} ${y + 21}v16` }));
@@ -51,14 +51,14 @@ export function doubtFigure({ entropy, parts, most, evaluations }) {
   const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => i * step).map((at) => svg("g", {},
     svg("path", { class: "tick", d: `M${x(at)} ${y}v5` }),
     at > 0.88 * most ? null : svg("text", { x: x(at), y: y + 18, "text-anchor": at === 0 ? "start" : "middle" }, String(at))));
-  const told = evaluations.map((each) => `Half of ${sourceName(each.source)} have between ${nats(each.percentiles[25])} and ${nats(each.percentiles[75])}.`);
-  const here = entropy === null ? "" : `Entropy of this picture: ${nats(entropy)} of at most ${nats(most)} nats. `;
-  return svg("svg", { viewBox: `0 0 ${width} ${y + 24}`, role: "img", "aria-label": `${here}${told.join(" ") || "The test images are not known."}` },
+  const ranges = evaluations.map((each) => `Half of ${sourceName(each.source)} have between ${nats(each.percentiles[25])} and ${nats(each.percentiles[75])}.`);
+  const here = entropy === null ? "" : `Entropy of your image: ${nats(entropy)} of at most ${nats(most)} nats. `;
+  return svg("svg", { viewBox: `0 0 ${width} ${y + 24}`, role: "img", "aria-label": `${here}${ranges.join(" ") || "The test images have not been evaluated."}` },
     svg("path", { class: "axis", d: `M${left} ${y}H${right}` }), ...marks, ...names, ...ticks,
     svg("text", { x: right, y: y + 18, "text-anchor": "end", class: "name" }, "nats"));
 }
 
-// Of the images said to be so likely right, how many were? Bars are accuracies; the line is where both agree.
+// Accuracy by confidence: bars are accuracies, on the diagonal both agree.
 export function reliabilityFigure({ edges, count: counts, accuracy, confidence }) {
   const side = 260, left = 46, top = 10, size = side, strip = 44;
   const x = (value) => left + size * value, y = (value) => top + size * (1 - value);
@@ -71,7 +71,7 @@ export function reliabilityFigure({ edges, count: counts, accuracy, confidence }
     const [low, high] = wilson(accuracy[bin], n), middle = x((from + to) / 2);
     const height = Math.max((strip * Math.log1p(n)) / Math.log1p(most), 1);
     bins.push(svg("g", {},
-      svg("title", {}, `Said ${whole(from)} to ${whole(to)}: right ${percent(accuracy[bin])} of ${count(n, "image")}`),
+      svg("title", {}, `Confidence ${whole(from)} to ${whole(to)}: accuracy ${percent(accuracy[bin])} on ${count(n, "image")}`),
       svg("rect", { class: n < FEW ? "accuracy few" : "accuracy", x: x(from) + 0.7, width: x(to) - x(from) - 1.4, y: y(accuracy[bin]), height: y(0) - y(accuracy[bin]) }),
       svg("path", { class: over ? "gap over" : "gap under", d: `M${x(from) + 0.7} ${y(confidence[bin])}H${x(to) - 0.7}` }),
       svg("path", { class: "range", d: `M${middle} ${y(low)}V${y(high)}` }),
@@ -84,13 +84,13 @@ export function reliabilityFigure({ edges, count: counts, accuracy, confidence }
   ]);
   const n = counts.reduce((sum, each) => sum + each, 0);
   return svg("svg", { viewBox: `0 0 ${left + size + 8} ${top + size + 96}`, role: "img",
-    "aria-label": `Reliability diagram of ${count(n, "test image")}; the table below has its numbers.` },
+    "aria-label": `Reliability diagram of ${count(n, "test image")}. The table below has its numbers.` },
     ...ticks, ...bins, svg("path", { class: "agree", d: `M${x(0)} ${y(0)}L${x(1)} ${y(1)}` }),
     svg("path", { class: "axis", d: `M${x(0)} ${y(0)}H${x(1)}M${x(0)} ${y(0) + 74}H${x(1)}` }),
     svg("path", { class: "here", id: "here", d: "" }),
-    svg("text", { x: x(0) + 4, y: top + 12, class: "name" }, "right"),
+    svg("text", { x: x(0) + 4, y: top + 12, class: "name" }, "accuracy"),
     svg("text", { x: x(0) + 4, y: y(0) + 70, class: "name" }, "images"),
-    svg("text", { x: x(1), y: y(0) + 92, "text-anchor": "end", class: "name" }, "the model's confidence"));
+    svg("text", { x: x(1), y: y(0) + 92, "text-anchor": "end", class: "name" }, "confidence"));
 }
 
 // Mark where an answer stands on the reliability diagram.

@@ -1,5 +1,5 @@
 // The drawing pad: strokes by pointer or by keyboard, kept as points of the unit square.
-import { trace } from "./pictures.js";
+import { trace } from "./images.js";
 
 const WIDTH = 0.075; // of a stroke, as shown
 const STEP = 0.025; // of an arrow key

@@ -1,25 +1,26 @@
-// What is said of an answer: whether the model knows, and how far its word can be trusted.
+// What is said about an answer: whether the model knows, and how reliable it is.
 import { count, nats, percent, sourceName, whole } from "./words.js";
 
 export const ENOUGH = 30; // test images behind a sentence about reliability
-export const RARE = 95; // of 100 test images have less doubt: beyond, and unless told otherwise, the page says "I don't know"
+export const RARE = 95; // per cent of the test images have a lower entropy: above, and without a rule of the run, the page says "I don't know"
 
-// Of the run's own test images; undefined if it was not evaluated.
-export const own = (model) => {
+// That of the run's own test images; undefined if it was not evaluated.
+export const ownEvaluation = (model) => {
   const inside = model.evaluations.filter((each) => !each.outside);
   return inside.find((each) => each.source === model.source) ?? inside[0];
 };
 
-// { abstains, why }: by the run's own rule if it has one; else if no class has half of the probability, or the doubt is rare.
-export function judged(prediction, model) {
+// { abstains, why }: by the run's own rule if it has one; else if no class has half of the probability, or the entropy is rare.
+export function decide(prediction, model) {
   if (prediction.abstain !== null) {
-    return { abstains: prediction.abstain, why: `The run was told when to abstain: here it does${prediction.abstain ? "" : " not"}.` };
+    return { abstains: prediction.abstain, why: `By its own rule, the run ${prediction.abstain ? "abstains" : "answers"} here.` };
   }
-  if (prediction.confidence < 0.5) return { abstains: true, why: "No class has half of the probability." };
-  const limit = own(model)?.entropy_percentiles?.[RARE];
-  if (limit === undefined) return { abstains: false, why: "One class has more than half of the probability." };
+  if (prediction.confidence < 0.5) return { abstains: true, why: "No class has a probability of 50\u202f% or more." };
+  const limit = ownEvaluation(model)?.entropy_percentiles?.[RARE];
+  if (limit === undefined) return { abstains: false, why: "One class has a probability of 50\u202f% or more." };
   const abstains = prediction.entropy > limit;
-  return { abstains, why: `It ${abstains ? "doubts" : "does not doubt"} this more than ${RARE} of 100 test images (${nats(limit)} nats).` };
+  const range = `${abstains ? "above" : "within"} the range of ${RARE}\u202f% of the test images (up to ${nats(limit)} nats)`;
+  return { abstains, why: `The entropy is ${range}.` };
 }
 
 // How often the model was right where it was about as confident: its bin, and neighbours until there are enough images.
@@ -41,15 +42,15 @@ export function nearest(confidence, reliability) {
 }
 
 export function nearestSentence(confidence, model) {
-  const evaluation = own(model);
-  if (!evaluation?.reliability) return "Not known: the run has not been evaluated on test images.";
+  const evaluation = ownEvaluation(model);
+  if (!evaluation?.reliability) return "Unknown: the run has not been evaluated on test images.";
   const found = nearest(confidence, evaluation.reliability);
-  if (found === null) return "Not known: no test image had a confidence like this.";
-  return `When this model said between ${whole(found.from)} and ${whole(found.to)}, it was right ${percent(found.right)} of the time, on ${
-    count(found.n, "test image")} of ${sourceName(evaluation.source)}. That holds for pictures like those.`;
+  if (found === null) return "Unknown: no test image had a confidence like this.";
+  return `On ${count(found.n, "test image")} of ${sourceName(evaluation.source)} with a confidence between ${whole(found.from)} and ${
+    whole(found.to)}, the model was right ${percent(found.right)} of the time. This holds for similar images only.`;
 }
 
-// How many of 100 test images have less doubt; null where that is not known.
+// How many of 100 test images have a lower entropy; null where that is unknown.
 export function rank(entropy, percentiles) {
   if (!percentiles) return null;
   const above = percentiles.findIndex((each) => each > entropy);

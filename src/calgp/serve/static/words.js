@@ -7,9 +7,9 @@ export function percent(share) {
   return `${(100 * share).toFixed(share >= 0.1 && share < 0.9995 ? 1 : 2)}${THIN}%`;
 }
 
-// A model's own word is never a full 100 %: what rounds to it does so because numbers are short.
+// A model is never certain: what would read 100 % only rounds to it.
 export const sure = (share) => percent(Math.min(Math.max(share, 1e-9), 1 - 1e-9));
-export const brief = (share) => (share < 5e-4 ? `<0.1${THIN}%` : share > 0.9995 ? `>99.9${THIN}%` : `${(100 * share).toFixed(1)}${THIN}%`);
+export const shortPercent = (share) => (share < 5e-4 ? `<0.1${THIN}%` : share > 0.9995 ? `>99.9${THIN}%` : `${(100 * share).toFixed(1)}${THIN}%`);
 export const whole = (share) => `${Math.round(100 * share)}${THIN}%`;
 export const nats = (value) => value.toFixed(2).replace("-", "−");
 export const sourceName = (name) => (name.startsWith("folder:") ? name.split(/[/\\]/).filter(Boolean).at(-1).replace(/^folder:/, "") : name);

@@ -1,0 +1,136 @@
+"""Commands on what there is: methods, backbones, sources, shard."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from calgp.cli.shared import DataOption, JsonOption, out
+from calgp.errors import name_error
+from calgp.options import options_of
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", show_default="list all")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the methods, one line each; or the options of one, for --set method.NAME=VALUE, with their defaults.
+
+    Example: calgp methods && calgp methods gpdnn
+    """
+    from calgp.methods import METHODS
+
+    lines = {key: method.in_one_line() for key, method in METHODS.items()}
+    _list_or_show("method", METHODS, lines, name, as_json=as_json)
+
+
+def backbones(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", show_default="list all")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the networks, one line each; or the options of one, for --set backbone.NAME=VALUE, with their defaults.
+
+    Example: calgp backbones && calgp backbones resnet
+    """
+    from calgp.nets import BACKBONES
+
+    lines = {key: f"{each.summary}{_differing(each)}" for key, each in BACKBONES.items()}
+    _list_or_show("backbone", BACKBONES, lines, name, as_json=as_json)
+
+
+def _differing(value: object) -> str:
+    """The options that are not at their defaults."""
+    options = options_of(type(value))
+    differing = {name: getattr(value, name) for name, each in options.items() if getattr(value, name) != each.default}
+    return "".join(f", {name}={options[name].show(new)}" for name, new in differing.items())
+
+
+def _list_or_show(
+    what: str, known: Mapping[str, object], lines: Mapping[str, str], name: str | None, *, as_json: bool
+) -> None:
+    """One line for each of the known, or all about the one that is named."""
+    import dataclasses
+    import inspect
+
+    if name is not None and name not in known:
+        raise name_error(f"There is no {what}", name, known)
+    chosen = known if name is None else {name: known[name]}
+    if as_json:
+        return print(json.dumps({key: dataclasses.asdict(each) for key, each in chosen.items()}))  # type: ignore[call-overload]
+    table = Table(box=None, show_header=name is not None, pad_edge=False)
+    if name is None:
+        for key, line in lines.items():
+            table.add_row(f"[bold]{key}[/]", escape(line))
+        return out.print(table, f"\nOptions of one: calgp {what}s NAME. When to use which: docs/methods.md.")
+    for heading in ("--set", "default", "what it is"):
+        table.add_column(heading, no_wrap=heading == "--set")
+    for key, each in options_of(type(known[name])).items():
+        value = getattr(known[name], key)
+        shown = each.default_text if value == each.default else each.show(value)
+        choices = f" [{each.metavar}]" if each.choices else ""
+        table.add_row(f"[bold]{what}.{key}[/]", escape(shown), escape(each.about.help + choices))
+    described = inspect.getdoc(type(known[name])) or ""
+    out.print(f"[bold]{name}[/]: {escape(lines[name])}\n\n{escape(described)}\n", table)
+
+
+def sources(
+    download: Annotated[
+        str | None, typer.Option(help="Fetch this set, where there is a network.", show_default="list the sets")
+    ] = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the image sets, and which of them are here; or download one.
+
+    Example: calgp sources --download mnist
+    """
+    from calgp import data as pictures
+    from calgp.cli import tables
+
+    if download is not None:
+        with tables.bar(f"Downloading {download}") as advance:
+            done = 0
+
+            def progress(now: int, total: int) -> None:
+                nonlocal done
+                advance(now - done, total)
+                done = now
+
+            folder = pictures.download(download, data, progress=progress)
+        return out.print(f"{download} is in {folder}.", soft_wrap=True)
+    rows = [
+        {"name": s.name, "classes": s.classes, "channels": s.channels, "size": s.size, "parts": "/".join(s.splits),
+         "here": s.is_available(data), "description": s.description}
+        for s in pictures.SOURCES.values()
+    ]  # fmt: skip
+    if as_json:
+        return print(json.dumps(rows))
+    own = "folder:PATH, stream:PATH or shards:PATH for your own"
+    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and {own}.")
+    for row in rows:
+        table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
+    out.print(table)
+
+
+def shard(
+    folder: Annotated[Path, typer.Argument(help="Pictures: FOLDER/class/…, or below FOLDER/train and FOLDER/test.")],
+    target: Annotated[Path, typer.Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
+    images_per_shard: Annotated[int, typer.Option(help="How many images a tar file holds.")] = 10_000,
+) -> None:
+    """Write a folder of images into tar shards, as WebDataset reads them, to train on with --source shards:DIR.
+
+    The files go in as they are, shuffled once and always alike: the same folder makes the same bytes.
+
+    Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
+    """
+    from calgp.cli import tables
+    from calgp.data.shards import write_shards
+
+    with tables.bar(f"Writing {target}") as advance:
+        written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
+    counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
+    out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)

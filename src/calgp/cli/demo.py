@@ -1,0 +1,196 @@
+"""The command `calgp demo`: a Gaussian process and a plain CNN, trained and compared in about two minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from calgp.cli.shared import ThreadsOption, open_fabric, out
+from calgp.errors import CalgpError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from calgp.metrics import Difference, Outcomes
+    from calgp.runs import Run, RunFolder
+
+STEPS = 600
+# what equal tuning found (results/tuning/demo): 12 trainings of each method, judged by the same 1,000 held-out digits
+DEMO: dict[str, dict[str, float]] = {
+    "cnn-gp-sorf": {
+        "method.lengthscale": 1.0,
+        "learning_rate": 0.064,
+        "method.keep_filters": 0.8,
+        "method.keep": 0.8,
+        "method.sigma": 0.3,
+    },
+    "cnn": {"learning_rate": 0.003084},
+}
+NAMES = {"cnn-gp-sorf": "CNN+GP(SORF)", "cnn": "CNN"}
+SCORES = {"err": "% wrong", "mnll": "log loss", "ece": "calibration", "auroc": "letter or digit"}  # what they measure
+HIGHER_IS_BETTER = ("auroc",)
+NOTE = (
+    "Intervals: 95 % over test images; the difference is taken image by image. ERR, MNLL, ECE: lower is better. AUROC: "
+    "how well entropy tells letters, which were never seen, from digits. One training of each method."
+)
+Verdict = Literal["better", "worse", "not clear"]
+Values = tuple[float, float, float]  # a score and the ends of its interval
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Of both trainings.")] = 0,
+    threads: ThreadsOption = None,
+) -> None:
+    """Train CNN+GP(SORF) and a plain CNN on 5,000 digits, compare them on 8,000 others and on letters, write a report.
+
+    Example: calgp demo --out demo
+    """
+    import shutil
+
+    from calgp import runs
+    from calgp.cli import tables
+    from calgp.report import write_report
+
+    fabric = open_fabric("cpu", "32-true", threads)
+    folders = [runs.RunFolder(folder / method) for method in NAMES]
+    results = []
+    for (method, name), target in zip(NAMES.items(), folders, strict=True):
+        if (target.path / "run.json").is_file():  # an earlier demo's
+            shutil.rmtree(target.path)
+        with tables.training_bar(f"Training {name} on 5,000 digits") as watch:
+            classifier = runs.train_run(demo_run(method, seed=seed), target, fabric, watch=watch)
+        with tables.bar("Predicting 8,000 test digits") as advance:
+            classifier.evaluate(passes=1, watch=advance)
+        with tables.bar("Predicting 1,000 letters") as advance:
+            classifier.evaluate("letters", passes=1, watch=advance)
+        results.append(Result.of(name, target))
+    first, second = results
+    differences = paired(first, second)
+    out.print(demo_table(first, second, differences))
+    out.print(f"[bold]{conclusion(first.name, second.name, differences)}[/]", highlight=False)
+    out.print(NOTE, highlight=False)
+    out.print(f"Report: {write_report(folders, folder / 'report.html').resolve()}", soft_wrap=True)
+
+
+def demo_run(method: str, *, seed: int = 0) -> Run:
+    """The training of one of the two methods."""
+    from calgp import runs
+    from calgp.run import assign
+
+    options = {"method": {"name": method}, "source": "digits-large", "steps": STEPS, "schedule": "one-cycle"}
+    for name, value in DEMO[method].items():
+        assign(options, name, value)
+    return runs.from_json(options | {"seed": seed})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a method was found to be. entropy: of its predictions of each test digit, and of each letter."""
+
+    name: str
+    passes: int
+    outcomes: Outcomes
+    entropy: tuple[Tensor, Tensor]
+    scores: dict[str, Values]
+
+    @staticmethod
+    def of(name: str, folder: RunFolder) -> Result:
+        """What the evaluations of a folder say."""
+        from calgp.runs.image_scores import image_scores
+
+        digits, letters = folder.evaluation("digits-large"), folder.evaluation("letters")
+        own, other = (found and image_scores(folder, found) for found in (digits, letters))
+        if not (digits and letters and letters.ood and own and own.outcomes and other):
+            raise CalgpError(f"{folder.path} has no predictions of digits and letters; run the demo again.")
+        scores: dict[str, Values] = {
+            score: (getattr(digits.own.scores, score), *getattr(digits.own.intervals, score))
+            for score in ("err", "mnll", "ece")
+        }
+        auroc = letters.ood["entropy"].auroc
+        scores["auroc"] = (auroc.value, *auroc.interval)
+        return Result(name, digits.samples, own.outcomes, (own.entropy, other.entropy), scores)
+
+
+def paired(first: Result, second: Result) -> dict[str, Difference]:
+    """The scores of the first method less those of the second, on the same digits and letters."""
+    from calgp import metrics
+
+    inside = metrics.paired_scores(first.outcomes, second.outcomes, seed=0)
+    return inside | metrics.paired_ood(first.entropy, second.entropy, seed=0)
+
+
+def demo_table(first: Result, second: Result, differences: Mapping[str, Difference]) -> Table:
+    """A line for each score: both methods with their intervals, the difference with its own, and what that says."""
+    from rich import box
+    from rich.table import Column, Table
+
+    heads = [f"{result.name}\n{result.passes} pass{'es' * (result.passes > 1)}" for result in (first, second)]
+    table = Table(
+        f"{len(first.entropy[0]):,} digits\n{len(first.entropy[1]):,} letters",
+        *(Column(head, justify="right", no_wrap=True) for head in (*heads, "difference\n± 95 %")),
+        Column(f"{first.name}\nis", no_wrap=True), box=box.SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    colours = {"better": "bold green", "worse": "bold red", "not clear": "dim"}
+    for score, meaning in SCORES.items():
+        cells = [
+            f"{shown(score, value)}\n{shown(score, low)}–{shown(score, high)}"
+            for value, low, high in (first.scores[score], second.scores[score])
+        ]
+        found, says = differences[score], verdict(score, differences[score])
+        cells.append(f"{'−' if found.value < 0 else '+'}{shown(score, abs(found.value))}\n± {shown(score, found.half)}")
+        table.add_row(f"[bold]{score.upper()}[/]\n{meaning}", *cells, f"[{colours[says]}]{says}[/]")
+    for place, images in enumerate(("digits", "letters")):
+        means = (result.entropy[place].mean().item() for result in (first, second))
+        table.add_row(f"entropy, {images}", *(f"{mean:.2f}" for mean in means))
+    return table
+
+
+def shown(score: str, value: float) -> str:
+    """A score with the digits that its interval allows; ERR in percent.
+
+    >>> shown("err", 0.0125), shown("ece", 0.00312)
+    ('1.25', '0.0031')
+    """
+    return f"{100 * value:.2f}" if score == "err" else f"{value:.3f}" if score == "auroc" else f"{value:.4f}"
+
+
+def verdict(score: str, difference: Difference) -> Verdict:
+    """Whether the first of two methods is better by a score; not clear where the interval contains 0.
+
+    >>> from calgp.metrics import Difference
+    >>> verdict("ece", Difference(-0.004, half=0.001)), verdict("auroc", Difference(0.01, half=0.02))
+    ('better', 'not clear')
+    """
+    if not difference.is_clear:
+        return "not clear"
+    return "better" if (difference.value > 0) == (score in HIGHER_IS_BETTER) else "worse"
+
+
+def conclusion(first: str, second: str, differences: Mapping[str, Difference]) -> str:
+    """In one sentence, what the differences show and what they do not.
+
+    >>> from calgp.metrics import Difference
+    >>> found = {"err": Difference(0.1, 0.2), "mnll": Difference(-2.0, 0.1), "ece": Difference(-1.0, 0.1)}
+    >>> conclusion("A", "B", found | {"auroc": Difference(-0.3, 0.1)})
+    'Against B, A is better in MNLL and ECE, worse in AUROC, and not clearly better or worse in ERR.'
+    """
+    says = {score: verdict(score, differences[score]) for score in SCORES}
+    words = {"better": "better", "worse": "worse", "not clear": "not clearly better or worse"}
+    parts = [
+        f"{word} in {_listed(score.upper() for score in SCORES if says[score] == each)}"
+        for each, word in words.items()
+        if each in says.values()
+    ]
+    return f"Against {second}, {first} is {_listed(parts)}."
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    comma = "," * (len(most) > 1)
+    return f"{', '.join(most)}{comma} and {last}" if most else last

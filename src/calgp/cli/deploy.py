@@ -1,0 +1,141 @@
+"""Commands that hand a trained run to others: report, export, track, serve."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calgp.cli.shared import (
+    DataOption,
+    DeviceOption,
+    JsonOption,
+    PassesOption,
+    PredictionEngineOption,
+    RunArgument,
+    ThreadsOption,
+    UncalibratedOption,
+    check_sampling,
+    open_fabric,
+    open_folder,
+    out,
+    writable,
+)
+from calgp.errors import CalgpError
+from calgp.serve.limits import Limits
+
+
+def report(
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or `shipped`.")],
+    file: Annotated[
+        Path | None, typer.Option("--out", help="The HTML file.", show_default="report.html in the first run")
+    ] = None,
+    data: DataOption = None,
+) -> None:
+    """One HTML page about one or more runs: scores, reliability, uncertainty inside and outside, images, training.
+
+    Example: calgp report runs/mnist --out mnist.html
+    """
+    from calgp.report import write_report
+
+    folders = [open_folder(name) for name in run]
+    target = file if file is not None else writable(folders[0]).path / "report.html"
+    path = write_report(folders, target, directory=data)
+    out.print(f"Report: {path}", soft_wrap=True)
+
+
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
+    file: Annotated[
+        Path | None, typer.Option("--out", help="The file.", show_default="model.onnx or model.pt2 in the run")
+    ] = None,
+    passes: PassesOption = None,
+    engine: PredictionEngineOption = None,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    uncalibrated: UncalibratedOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a run as one file that needs no calgp, with its uncertainty: probabilities, entropy, mutual information.
+
+    A run with an integrated last layer becomes one deterministic pass. Of any other, the file holds the draws of
+    --passes samples, those of `calgp predict`; all images of a batch share them. The file is run
+    after writing, by ONNX Runtime with default optimisations or by torch, and kept only if it agrees with calgp to
+    1e-5. What the file needs and tells: docs/guides/deployment.md.
+
+    Example: calgp export runs/mnist --to onnx --out mnist.onnx
+    """
+    from calgp import runs
+    from calgp.cli import tables
+
+    check_sampling(passes, seed)
+    folder = open_folder(run)
+    target = writable(folder) if file is None else folder
+    classifier = runs.Classifier.load(target, calibrated=not uncalibrated)
+    done = classifier.export(file, to=to, passes=passes, engine=engine, seed=seed)  # type: ignore[arg-type]
+    if as_json:
+        return print(json.dumps(tables.export_row(done)))
+    out.print(tables.export_lines(done), soft_wrap=True)
+
+
+def track(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="mlflow or tensorboard.")],
+    where: Annotated[
+        str | None,
+        typer.Option("--where", help="A directory, or an address that MLflow takes.", show_default="mlruns or events"),
+    ] = None,
+    model: Annotated[bool, typer.Option("--model", help="Copy the weights too (MLflow).")] = False,
+) -> None:
+    """Copy a run into an experiment tracker: its options as parameters, its log and scores as metrics.
+
+    Example: calgp track runs/mnist --to mlflow && calgp track runs/mnist --to tensorboard --where events
+    """
+    from calgp import trackers
+
+    default = "mlruns" if to == "mlflow" else "events"
+    out.print(trackers.track(open_folder(run), to, where or default, model=model), soft_wrap=True)
+
+
+def serve(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run folder, or `shipped`.", show_default="with --demo")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Serve the run that comes with the package.")] = False,
+    host: Annotated[str, typer.Option(help="The address to listen on; this machine alone unless given.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that clients must send.", show_default="$CALGP_TOKEN, else no token"),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which clients may call the server, such as that of a proxy.", show_default="none"),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A limit; docs/serve.md says what each means.", show_default=str(Limits())
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve a run over HTTP: a page at / and an API (/openapi.json). Ctrl-C or SIGTERM finishes what was accepted.
+
+    Example: calgp serve --demo --port 8000
+    """
+    try:
+        from calgp.runs import Classifier
+        from calgp.serve import read_token
+        from calgp.serve import serve as serve_run
+    except ModuleNotFoundError as error:
+        raise CalgpError(f"`calgp serve` needs {error.name}: pip install 'calgp[serve]' brings it.") from None
+
+    if demo == (run is not None):
+        raise CalgpError("Invalid RUN: must be one run folder, such as runs/mnist, or --demo for that in the package.")
+    limits, token = Limits.parse(limit or []), read_token(token_file)
+    fabric = open_fabric(device, "32-true", threads)
+    classifier = Classifier.load(open_folder(run or "shipped"), fabric=fabric)
+    out.print(f"Serving {classifier.card.label} on http://{host}:{port} (Ctrl-C stops it).", soft_wrap=True)
+    serve_run(classifier, host=host, port=port, limits=limits, token=token, hosts=allow_host or (), threads=threads)

@@ -1,0 +1,338 @@
+"""Commands on trained runs: evaluate, predict, calibrate, decide, ensemble, verify, compare."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from calgp.cli.shared import (
+    DataOption,
+    DeviceOption,
+    DevicesOption,
+    JsonOption,
+    PassesOption,
+    PredictionEngineOption,
+    RunArgument,
+    ThreadsOption,
+    UncalibratedOption,
+    check_sampling,
+    err,
+    is_rank_zero,
+    open_fabric,
+    open_folder,
+    out,
+    require_positive,
+    writable,
+)
+from calgp.errors import CalgpError, path_error
+
+
+def evaluate(
+    run: RunArgument,
+    source: Annotated[str | None, typer.Option(help="Test images of this set.", show_default="the run's own")] = None,
+    convert: Annotated[bool, typer.Option(help="Resize and recolour images of another form.")] = False,
+    corrupt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[:SEVERITY]",
+            help="Corrupt the images: noise:3; noise is 1 to 5 in turn.",
+            show_default="none",
+        ),
+    ] = None,
+    corrupt_seed: Annotated[int, typer.Option(help="Of what is random in --corrupt.")] = 0,
+    uncalibrated: UncalibratedOption = False,
+    passes: PassesOption = None,
+    engine: PredictionEngineOption = None,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    devices: DevicesOption = 1,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a run on test images: its own, or those of another set. Other classes than its own count as outside.
+
+    A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
+    was trained. The results of both stand side by side in the folder, in reports and in comparisons. A run with
+    decisions (see `calgp decide`) is also told how well they keep their promises.
+
+    --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1
+    to 5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the
+    others, as of mnist~noise-3; comparisons and reports stay with the images as they are. What is random in the images
+    depends on --corrupt-seed, not on --seed.
+
+    Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
+    """
+    import contextlib
+
+    from calgp import runs
+    from calgp.cli import tables
+    from calgp.data import Corruption
+    from calgp.runs.folder import evaluation_data
+
+    check_sampling(passes, seed)
+    corruptions = [None] if corrupt is None else Corruption.parse(corrupt, seed=corrupt_seed)
+    require_positive("devices", devices)
+    fabric = open_fabric(device, "32-true", threads, devices)
+    folder = runs.on_first(fabric, lambda: writable(open_folder(run)))
+    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated)
+    found = []
+    for corruption in corruptions:
+        under = "" if corruption is None else f" under {corruption.label}"
+        with tables.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
+            found.append(classifier.evaluate(
+                source, directory=data, passes=passes, engine=engine, seed=seed, convert=convert,
+                corruption=corruption, watch=advance or (lambda done, total: None),
+            ))  # fmt: skip
+    if not is_rank_zero():
+        return
+    _warn_of_decisions(classifier, found[0].passes)
+    if as_json:
+        plain = [evaluation_data(each) for each in found]
+        return print(json.dumps(plain if len(plain) > 1 else plain[0]))
+    out.print(tables.evaluation_table(found[0]) if len(found) == 1 else tables.shift_table(found))
+
+
+def predict(
+    run: RunArgument,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    csv: Annotated[
+        Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
+    ] = None,
+    uncalibrated: UncalibratedOption = False,
+    passes: PassesOption = None,
+    engine: PredictionEngineOption = None,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    device: DeviceOption = "auto",
+    devices: DevicesOption = 1,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what images show, and how certain that is.
+
+    If the run is calibrated, probabilities and entropy are calibrated too. Mutual information and the ± of a
+    probability compare samples: they stay those before calibration. If the run has decisions (see `calgp decide`), the
+    answer says whether it abstains, and which classes are in the prediction set.
+
+    Example: calgp predict shipped photo.png scans/ --csv out.csv
+    """
+    from calgp import runs
+    from calgp.cli import tables
+
+    check_sampling(passes, seed)
+    for path in images:
+        if not path.exists():
+            raise path_error("image", path)
+    folder = open_folder(run)
+    require_positive("devices", devices)
+    fabric = open_fabric(device, "32-true", threads, devices)
+    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated)
+    found = classifier.predict(images, passes=passes, engine=engine, seed=seed)
+    if not is_rank_zero():
+        return
+    _warn_of_decisions(classifier, found.passes)
+    rows = tables.prediction_rows(found)
+    if csv is not None:
+        tables.write_csv(csv, rows)
+    if as_json:
+        return print(json.dumps(rows))
+    out.print(tables.prediction_table(rows))
+
+
+def calibrate(
+    run: RunArgument,
+    calibrator: Annotated[str, typer.Option(help="temperature, vector, platt or isotonic.")] = "temperature",
+    share: Annotated[
+        float, typer.Option(help="Part of the hold-out to use; 0.5 leaves half for `calgp decide`.")
+    ] = 1.0,
+    passes: PassesOption = None,
+    engine: PredictionEngineOption = None,
+    seed: Annotated[int, typer.Option(help="Of the masks, and of which images --share takes.")] = 0,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Calibrate a finished run of any method on the images that it held out (`calgp train --holdout 0.1`).
+
+    The calibrator acts on the averaged probabilities and is kept in calibration.json; `evaluate` and `predict` use it
+    from then on. Entropy is then that of the calibrated probabilities; mutual information and expected entropy compare
+    samples, which calibration does not change: they stay as they were and do not add up to the calibrated entropy.
+
+    Example: calgp calibrate runs/mnist && calgp evaluate runs/mnist
+    """
+    from calgp import runs
+    from calgp.cli import tables
+    from calgp.runs.record import to_json
+
+    check_sampling(passes, seed)
+    folder = writable(open_folder(run))
+    fabric = open_fabric(device, "32-true", threads)
+    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=False, decided=False)  # both may be damaged
+    found = classifier.calibrate(calibrator, share=share, directory=data, passes=passes, engine=engine, seed=seed)
+    if as_json:
+        return print(json.dumps(to_json(found)))
+    out.print(tables.calibration_table(found))
+    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+
+
+def decide(
+    run: RunArgument,
+    error: Annotated[
+        float | None,
+        typer.Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer"),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="That --error holds on new images.")] = 0.95,
+    empirical: Annotated[bool, typer.Option("--empirical", help="--error on the hold-out itself: no promise.")] = False,
+    score: Annotated[
+        str, typer.Option(help="What doubt is: confidence, entropy or mutual-information.")
+    ] = "confidence",
+    coverage: Annotated[
+        float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
+    ] = None,
+    sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
+    by_class: Annotated[bool, typer.Option("--by-class", help="--coverage for each class by itself.")] = False,
+    empty: Annotated[
+        bool, typer.Option("--empty", help="Leave empty sets empty; else they get the top class.")
+    ] = False,
+    uncalibrated: UncalibratedOption = False,
+    passes: PassesOption = None,
+    engine: PredictionEngineOption = None,
+    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide when a run answers, and which classes it keeps, on the images that it held out (--holdout 0.1).
+
+    --error finds a threshold of doubt, beyond which the run abstains: what it answers is wrong no more often than this,
+    with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as this.
+    Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
+    `report` use them from then on.
+
+    A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.
+
+    Example: calgp decide runs/mnist --error 0.005 --coverage 0.99 && calgp evaluate runs/mnist
+    """
+    from calgp import runs
+    from calgp.cli import tables
+    from calgp.runs.record import to_json
+
+    check_sampling(passes, seed)
+    folder = writable(open_folder(run))
+    fabric = open_fabric(device, "32-true", threads)
+    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated, decided=False)
+    found = classifier.decide(
+        error=error, confidence=None if empirical else confidence, score=score, coverage=coverage, sets=sets,
+        by_class=by_class, empty=empty, directory=data, passes=passes, engine=engine, seed=seed,
+    )  # fmt: skip
+    if as_json:
+        return print(json.dumps(to_json(found)))
+    out.print(tables.decisions_table(found, classifier.classes))
+    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+
+
+def ensemble(
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, of the same classes and images.")],
+    folder: Annotated[Path, typer.Option("--out", help="The folder of the ensemble.")],
+) -> None:
+    """Make several finished runs one: the average of their predictions, each as likely as the others.
+
+    The folder lists the runs by their relative paths and copies nothing: evaluate, predict, calibrate, compare and
+    report work on it as on any run. To calibrate it, its runs must hold out the same images: train them with
+    --holdout 0.1 --split-seed 0.
+
+    Example: calgp ensemble runs/cnn-seed0 runs/cnn-seed1 runs/cnn-seed2 --out runs/ensemble
+    """
+    from calgp import runs
+
+    card = runs.ensemble([open_folder(name) for name in run], target := runs.RunFolder(folder))
+    out.print(f"Made {card.label} in {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+
+
+def verify(
+    run: RunArgument,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="as the evaluations")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate a run once more and compare with what its folder holds; status 1 if they disagree. Writes nothing.
+
+    The same versions, threads and processor must give the same bits; others must agree within a stated tolerance
+    (docs/reliability.md). The training images are compared by their checksum. What is not here is not checked.
+
+    Example: calgp verify shipped
+    """
+    import dataclasses
+
+    from calgp import runs
+    from calgp.cli import tables
+
+    folder = open_folder(run)
+    places = [*(found.environment for found in folder.evaluations()), folder.card().environment]
+    fabric = open_fabric(device, "32-true", threads or next((each.threads for each in places if each.threads), None))
+    with tables.steps_shown() as watch:
+        checks = runs.Classifier.load(folder, fabric=fabric).verify(directory=data, watch=watch)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(check) for check in checks]))
+    else:
+        out.print(tables.verification_table(checks))
+    if any(check.state == "differs" for check in checks):
+        raise CalgpError(f"{folder.path} does not agree with what was found now.")
+
+
+def compare(
+    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the table to this CSV file, too.", show_default="none")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Several runs side by side: mean ± standard error over seeds of the same setting.
+
+    A run that was evaluated calibrated and as it was trained has a row for each.
+
+    Example: calgp compare runs/
+    """
+    import dataclasses
+
+    from calgp import runs
+    from calgp.cli import tables
+
+    rows = runs.compare([folder for path in run for folder in _run_folders(path)])
+    if csv is not None:
+        tables.write_csv(csv, [tables.flat_row(row) for row in rows])
+    if as_json:
+        return print(json.dumps([dataclasses.asdict(row) for row in rows]))
+    out.print(tables.comparison_table(rows))
+
+
+def _warn_of_decisions(classifier: Any, how: Any) -> None:
+    """Decisions that are not used, or whose promises are for other numbers than those shown."""
+    made = classifier.fitted_decisions
+    if made is None:
+        return
+    why = ""
+    if classifier.active_decisions is None:
+        why = "is for other probabilities than these and was not used"
+    elif made.passes != how:
+        why = f"is for {made.passes}; with {how} its promises need not hold"
+    if why:
+        path = classifier.folder.path / "decisions.json"
+        err.print(f"Note: {path} {why}. `calgp decide` makes a new one.", soft_wrap=True, markup=False)
+
+
+def _run_folders(path: Path) -> list[Any]:
+    from calgp import runs
+
+    if (path / "run.json").is_file():
+        return [runs.RunFolder(path)]
+    found = [runs.RunFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
+    if not found:
+        if not path.exists():
+            raise path_error("run folder", path)
+        raise CalgpError(f"Invalid RUN {path}: it is no run folder and holds none.")
+    return found

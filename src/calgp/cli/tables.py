@@ -1,0 +1,433 @@
+"""What the command line shows: progress bars, tables, CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
+
+from calgp.decisions import Selection
+from calgp.errors import printable
+from calgp.runs.classifier import Prediction
+from calgp.runs.comparison import Row
+from calgp.runs.evaluation import METRICS
+from calgp.runs.export import Exported
+from calgp.runs.loop import Step
+from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
+from calgp.runs.verification import Check
+from calgp.runs.writing import reporting, write_whole
+
+if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
+    from calgp.experiments import Experiment, Job
+    from calgp.experiments import Progress as Done
+    from calgp.experiments.sweep import Sweep, SweepResult
+    from calgp.experiments.verdicts import Verdict
+    from calgp.runs import RunFolder
+
+PROGRESS = Console(stderr=True)
+SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
+
+
+@contextmanager
+def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
+    """A bar with the two parts of the bound, smoothed, and the time that is left."""
+    PROGRESS.print(escape(title), highlight=False, soft_wrap=True)
+    columns = (
+        BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+        TextColumn("{task.fields[bound]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=PROGRESS) as bar:
+        task = bar.add_task("", total=None, bound="")
+        smoothed: list[float] = []
+
+        def watch(step: Step) -> None:
+            if step.skipped is not None:
+                PROGRESS.print(
+                    f"Step {step.step} was skipped: {escape(step.skipped)}.", highlight=False, soft_wrap=True
+                )
+                return bar.update(task, completed=step.step, total=step.steps)
+            if step.step % 10 and step.step != step.steps:
+                return bar.update(task, completed=step.step, total=step.steps)
+            smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
+            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
+            bar.update(task, completed=step.step, total=step.steps, bound=bound)
+
+        yield watch
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over a known amount: call with (how much more, how much in all)."""
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda more, total: bar.update(task, advance=more, total=total)
+
+
+@contextmanager
+def steps_shown() -> Iterator[Callable[[str], None]]:
+    """What is being done now, by name."""
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=PROGRESS, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda what: bar.update(task, description=escape(what))
+
+
+@contextmanager
+def overall_bar() -> Iterator[Callable[[Done], None]]:
+    """A bar over many runs, weighted by what each is expected to take, with the time that is left."""
+    columns = (
+        BarColumn(None), TextColumn("{task.fields[runs]}"), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), TextColumn("{task.fields[now]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=PROGRESS) as bar:
+        task = bar.add_task("", total=None, runs="", now="")
+
+        def watch(done: Done) -> None:
+            failed = f", {done.failed} failed" if done.failed else ""
+            runs = f"{done.done}/{done.jobs} runs{failed}"
+            bar.update(task, completed=done.work, total=max(done.whole, 1e-9), runs=runs, now=escape(done.now))
+
+        yield watch
+
+
+def experiment_table(experiments: Iterable[Experiment]) -> Table:
+    """One line an experiment."""
+    table = Table(Column("name", style="bold"), "what", "claim", show_lines=True)
+    for each in experiments:
+        table.add_row(each.name, escape(each.title), escape(each.claim))
+    table.caption = "calgp reproduce NAME --scale smoke|laptop|paper; `all` for all of them."
+    return table
+
+
+def verdict_table(experiment: Experiment, verdicts: Iterable[Verdict]) -> Table:
+    """What became of the claims of an experiment."""
+    from calgp.experiments.verdicts import STATES
+
+    colours = {"held": "blue", "not held": "red", "mixed": "magenta"}
+    names = ("for", "undecided", "one seed", "against")
+    table = Table(Column("", no_wrap=True), experiment.name, *(Column(name, justify="right") for name in names))
+    for verdict in verdicts:
+        count = verdict.count()
+        counts = [str(count[state]) for state in STATES]
+        table.add_row(f"[{colours.get(verdict.state, 'default')}]{verdict.state}[/]", escape(verdict.claim), *counts)
+    return table
+
+
+def cost(jobs: list[Job], processes: int) -> str:
+    """What the runs that are missing will take."""
+    if not jobs:
+        return "Nothing is missing."
+    hours = sum(job.seconds for job in jobs) / 3600
+    return (
+        f"{len(jobs)} runs are missing: about {_long(hours)} of one core, {_long(hours / processes)} with --jobs "
+        f"{processes}; a GPU may be some 50 times as fast as a core. An estimate from the size of the networks."
+    )
+
+
+def queue_cost(tunings: int, runs: int, seconds: float, stale: list[RunFolder], processes: int) -> str:
+    """What the queue of a tuned scale still has to do, and which kept runs it no longer wants."""
+    parts = []
+    if tunings or runs:
+        hours = seconds / 3600
+        parts.append(
+            f"{tunings} tunings and {runs} runs are missing: about {_long(hours)} of one core, "
+            f"{_long(hours / processes)} with --jobs {processes}. An estimate from the size of the networks."
+        )
+    else:
+        parts.append("Nothing is missing.")
+    if stale:
+        names = ", ".join(folder.name for folder in stale[:3]) + (", …" if len(stale) > 3 else "")
+        parts.append(f"{len(stale)} kept runs are stale: their options have changed since ({names}).")
+    return " ".join(parts)
+
+
+def _long(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:,.1f} minutes"
+
+
+def planned_table(sweep: Sweep, missing: Iterable[Job]) -> Table:
+    """The settings of a sweep, and how many of their runs are still to be made."""
+    from calgp.experiments.sweep import worded
+
+    absent = {job.key: job.seconds for job in missing}
+    table = Table(Column("setting", overflow="fold"), "runs", "missing", "seconds")
+    for setting, jobs in sweep.jobs_by_setting():
+        left = [absent[job.key] for job in jobs if job.key in absent]
+        table.add_row(escape(worded(setting)), str(len(jobs)), str(len(left)), f"{sum(left):,.0f}")
+    return table
+
+
+def sweep_table(rows: Iterable[SweepResult]) -> Table:
+    """One line a setting: mean ± standard error over its seeds, the best on the hold-out first."""
+    from calgp.experiments.sweep import worded
+
+    rows = list(rows)
+    test = any(row.test for row in rows)
+    table = Table(Column("setting", overflow="fold"), "seeds", show_lines=True)
+    for place in ("hold-out", *["test"] * test):
+        for name in METRICS:
+            table.add_column(f"{place}\n{name.upper()}", no_wrap=True, min_width=7)
+    for row in rows:
+        numbers = [row.held_out.get(name) for name in METRICS] + [row.test.get(name) for name in METRICS] * test
+        table.add_row(
+            escape(worded(row.setting)),
+            f"{len(row.seeds)} of {row.planned}",
+            *("not run" if value is None else number(*value) for value in numbers),
+        )
+    return table
+
+
+def evaluation_table(found: Evaluation) -> Table:
+    """The scores of an evaluation with their intervals; for outside images, how well uncertainty separates them."""
+    kind = "outside the run's classes" if found.outside else "the run's own classes"
+    title = f"{found.source}: {found.n:,} test images, {kind}, {found.passes}"
+    if found.calibrator is not None:
+        title += f", calibrated ({found.calibrator})"
+    table = Table("", "value", "95 % interval", title=escape(printable(title)), title_justify="left")
+    rows = _outside_rows(found) if found.outside else _inside_rows(found)
+    for row in rows:
+        table.add_row(*row)
+    if found.outside and not found.ood:
+        table.caption = "Evaluate the run's own test images first to see how well uncertainty separates the two."
+    return table
+
+
+def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
+    own = found.own
+    for name, value in vars(own.scores).items():
+        if name != "n":
+            label = name.upper() if name in SHORT else f"mean {name}"
+            yield label, f"{value:.4f}", _ends(getattr(own.intervals, name, None))
+    for name, areas in found.selective.items():
+        yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
+    yield from _decision_rows(found.decisions)
+
+
+def _outside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
+    yield "mean entropy", f"{found.mean_entropy:.4f}", ""
+    yield from _decision_rows(found.decisions)
+    for name, numbers in (found.ood or {}).items():
+        for key, number in vars(numbers).items():
+            yield f"{key.upper()} by {name.replace('_', ' ')}", f"{number.value:.4f}", _ends(number.interval)
+
+
+def _ends(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:.4f} … {interval[1]:.4f}"
+
+
+def shift_table(found: list[Evaluation]) -> Table:
+    """The scores against the severity of a corruption; of outside images, only their entropy."""
+    first = found[0]
+    names = () if first.outside else METRICS
+    shift = first.corruption
+    title = f"{shift and shift.of} under {shift and shift.kind}: {first.n:,} test images"
+    if first.calibrator is not None:
+        title += f", calibrated ({first.calibrator})"
+    table = Table(
+        "severity", *map(str.upper, names), "mean entropy", title=escape(printable(title)), title_justify="left"
+    )
+    for each in found:
+        numbers = [*(getattr(each.own.scores, name) for name in names), each.mean_entropy]
+        severity = "" if each.corruption is None else str(each.corruption.severity)
+        table.add_row(severity, *(f"{value:.4f}" for value in numbers))
+    return table
+
+
+def calibration_table(found: Calibration) -> Table:
+    """What a calibrator does to the hold-out that it was fitted on."""
+    numbers = {name: value for name, value in found.parameters.items() if isinstance(value, float)}
+    described = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    title = f"{found.calibrator}, fitted on {found.n:,} held-out images" + (f": {described}" if described else "")
+    table = Table("on the hold-out", "before", "after", title=title, title_justify="left")
+    for name in METRICS:
+        before, after = getattr(found.before, name), getattr(found.after, name)
+        table.add_row(name.upper(), *("" if value is None else f"{value:.4f}" for value in (before, after)))
+    if found.warning is not None:
+        table.caption = escape(printable(found.warning))
+    return table
+
+
+def _decision_rows(decisions: DecisionMetrics | None) -> Iterator[tuple[str, str, str]]:
+    """What decisions did on the images, beside what they promised."""
+    if decisions is None:
+        return
+    made = decisions.made
+    if (found := decisions.selection) is not None and made.selection is not None:
+        yield "answered", f"{found.share:.4f}", ""
+        if found.error is not None:
+            target = f"error where answered (target {made.selection.error:g})"
+            yield target, f"{found.error:.4f}", _ends(found.interval)
+    if (sets := decisions.sets) is not None and made.sets is not None:
+        if sets.covered is not None:
+            target = f"coverage of the sets (target {made.sets.coverage:g})"
+            yield target, f"{sets.covered:.4f}", _ends(sets.interval)
+        yield "mean size of the sets", f"{sets.mean_size:.4f}", ""
+
+
+def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
+    """What was decided on the hold-out."""
+    title = f"Decisions, fitted on {found.n:,} held-out images with {found.passes}"
+    if found.calibration is not None:
+        title += f", calibrated ({found.calibration.calibrator})"
+    table = Table("", "", title=title, title_justify="left")
+    if (selection := found.selection) is not None:
+        table.add_row("error where it answers", f"at most {selection.error:g}, {_certainty(selection.confidence)}")
+        table.add_row("it answers", _rule(selection))
+        if selection.answered:
+            table.add_row(
+                "on the hold-out",
+                f"{selection.answered:,} of {selection.n:,} answered, {selection.wrong:,} wrong",
+            )
+    if (sets := found.sets) is not None:
+        promise = f"at least {sets.coverage:g} {'of each class' if sets.by_class else 'of all images'}"
+        table.add_row("sets hold the true class of", promise)
+        names = classes if sets.by_class else ("all classes",)
+        bounds = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, sets.thresholds, strict=True))
+        table.add_row(f"{sets.kind} threshold", escape(printable(bounds)))
+        table.add_row("empty sets", "stay empty" if sets.empty else "get the most probable class")
+    if found.warning is not None:
+        table.caption = escape(printable(found.warning))
+    return table
+
+
+def _certainty(confidence: float | None) -> str:
+    return "on the hold-out alone (no promise)" if confidence is None else f"with confidence {confidence:g}"
+
+
+def _rule(selection: Selection) -> str:
+    if selection.threshold is None:
+        return "always"
+    if not selection.answered:
+        return "never"
+    if selection.score == "confidence":
+        return f"where confidence > {1 - selection.threshold:.6g}"
+    return f"where {selection.score.replace('-', ' ')} < {selection.threshold:.6g}"
+
+
+def prediction_rows(found: Prediction) -> list[dict[str, Any]]:
+    """What is said of each image, as plain data; with `abstains` and `set`, where the run has decisions."""
+    predicted = found.predictive
+    names = found.names or tuple(f"image {place}" for place in range(len(found)))
+    columns = zip(
+        names, found.labels, predicted.labels.tolist(), found.probs.tolist(), found.entropy.tolist(),
+        found.mutual_information.tolist(), predicted.monte_carlo_error.amax(-1).tolist(), strict=True,
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"file": name, "label": label, "probability": probs[index], "entropy": entropy,
+         "mutual_information": information, "monte_carlo_error": error,
+         "probabilities": dict(zip(found.classes, probs, strict=True))}
+        for name, label, index, probs, entropy, information, error in columns
+    ]  # fmt: skip
+    if found.abstains is not None:
+        rows = [row | {"abstains": value} for row, value in zip(rows, found.abstains.tolist(), strict=True)]
+    if found.class_sets is not None:
+        rows = [row | {"set": value} for row, value in zip(rows, found.class_sets, strict=True)]
+    return rows
+
+
+def prediction_table(rows: list[dict[str, Any]]) -> Table:
+    """One line an image."""
+    more = [name for name in ("abstains", "set") if rows and name in rows[0]]
+    table = Table("file", "label", "probability", "entropy", "mutual information", "next best", *more)
+    for row in rows:
+        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
+        second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
+        error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
+        numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+        said = {
+            "abstains": "yes" if row.get("abstains") else "no",
+            "set": escape(printable("; ".join(row.get("set", [])) or "none")),
+        }
+        table.add_row(
+            *(escape(printable(cell)) for cell in (row["file"], row["label"])),
+            *numbers,
+            escape(printable(second)),
+            *(said[name] for name in more),
+        )
+    return table
+
+
+def export_row(done: Exported) -> dict[str, Any]:
+    """An exported file, for programs."""
+    return {"path": str(done.path), "bytes": done.size, "images_compared": done.images, "worst_difference": done.worst,
+            "metadata": done.metadata}  # fmt: skip
+
+
+def export_lines(done: Exported) -> str:
+    """An exported file, and how far it is from torch."""
+    drawn = f"{done.passes}, seed {done.seed}"
+    worst = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in done.worst.items())
+    return (
+        f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).\n"
+        f"Largest difference to torch over {done.images} images: {worst}."
+    )
+
+
+def comparison_table(rows: list[Row]) -> Table:
+    """One line a setting: mean ± standard error over its seeds."""
+    outside = sorted({source for row in rows for source in row.auroc})
+    table = Table(Column("run", overflow="fold"), show_lines=True)
+    for name in (*(name.upper() for name in METRICS), *(f"AUROC {source}" for source in outside)):
+        table.add_column(name, no_wrap="AUROC" not in name, min_width=6)  # a number is never cut, whatever the width
+    for row in rows:
+        numbers = [row.metrics[name] for name in METRICS] + [row.auroc.get(source) for source in outside]
+        seeds = f"{len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
+        setting = f"{row.backbone}, {row.train_images:,} {row.source}, {row.steps:,} steps, {seeds}"
+        table.add_row(
+            f"[bold]{escape(printable(row.method))}[/]\n{escape(printable(setting))}",
+            *("" if value is None else number(*value) for value in numbers),
+        )
+    return table
+
+
+def number(value: float, error: float | None) -> str:
+    """A mean, with its standard error below if there is one."""
+    return f"{value:.4f}" + ("" if error is None else f"\n±{error:.4f}")
+
+
+def flat_row(row: Row) -> dict[str, Any]:
+    """A row of a comparison for a CSV file."""
+    flat = {"method": row.method, "network": row.backbone, "source": row.source, "train_images": row.train_images}
+    flat |= {"steps": row.steps, "seeds": " ".join(map(str, row.seeds))}
+    for name, (value, error) in (row.metrics | {f"auroc_{k}": v for k, v in row.auroc.items()}).items():
+        flat |= {name: value, f"{name}_se": error}
+    return flat
+
+
+def verification_table(checks: Iterable[Check]) -> Table:
+    """What was verified, a line each."""
+    table = Table("what", "state", Column("Δ probability", justify="right"), Column("Δ score", justify="right"), "")
+    for check in checks:
+        differences = ("" if value is None else f"{value:.1g}" for value in (check.probability, check.score))
+        table.add_row(escape(check.what), check.state, *differences, escape(printable(check.detail)))
+    return table
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows of plain data; probabilities become one column a class, the classes of a set one text."""
+    flat = [
+        {key: "; ".join(value) if key == "set" else value for key, value in row.items() if not isinstance(value, dict)}
+        | {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
+        for row in rows
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
+    writer.writeheader()
+    writer.writerows(flat)
+    with reporting(path.parent):
+        write_whole(path, text.getvalue().encode())

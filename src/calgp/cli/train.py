@@ -1,0 +1,115 @@
+"""The command `calgp train`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from calgp.cli.flags import takes_run
+from calgp.cli.shared import (
+    DataOption,
+    DeviceOption,
+    DevicesOption,
+    ThreadsOption,
+    is_rank_zero,
+    open_fabric,
+    out,
+    require_positive,
+)
+from calgp.errors import CalgpError, path_error
+
+
+@takes_run()
+def train(
+    options: dict[str, Any],
+    *,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with an interrupted run folder.", show_default="none")
+    ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="If --out holds this run: go on with it, or leave it if it is done.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
+    ] = None,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …", show_default="32-true; as begun")
+    ] = None,
+    devices: DevicesOption = 1,
+    accumulate: Annotated[int, typer.Option(help="Parts of a batch, one after the other, to need less memory.")] = 1,
+    threads: ThreadsOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2"),
+    ] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
+) -> None:
+    """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
+
+    So it does after a crash, from the last checkpoint: the result is the same to the bit (docs/reliability.md).
+
+    Several processes train one run with --devices 2, or under torchrun, on one machine or many (docs/scaling.md).
+
+    Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
+    """
+    import contextlib
+
+    if resume is not None and (options or folder):
+        raise CalgpError("Invalid --resume: the run goes on as it is; give no other options of the run.")
+    if resume is not None and not resume.exists():
+        raise path_error("run folder", resume)
+    from calgp import runs
+    from calgp.cli import tables
+    from calgp.trackers import tensorboard_watch
+
+    card = runs.RunFolder(resume).card() if resume else None
+    if card is not None and resume is not None and runs.RunFolder(resume).interrupted:
+        runs.RunFolder(resume).check_checkpoint(card)
+    run = card.run if card else runs.from_json(options)
+    begun_in = (card and card.environment.precision) or "32-true"
+    if not 0 <= checkpoint_seconds < float("inf"):
+        raise CalgpError(f"Invalid checkpoint_seconds={checkpoint_seconds}: must be at least 0, such as 60.")
+    go_on = go_on or runs.restarted()
+    if go_on and folder is None and resume is None:
+        raise CalgpError("Invalid --continue: it, or torchrun's restart, needs the folder of the run; give --out.")
+    require_positive("devices", devices)
+    fabric = open_fabric(device, precision or begun_in, threads, devices)
+    target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: runs.new_folder(run).path))
+    go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
+    goes_on, done = runs.on_first(fabric, lambda: _goes_on(run, target) if go_on else (resume is not None, False))
+    if done:
+        return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
+    images = runs.together(fabric, lambda: runs.TrainingData.of(run, data, workers=workers))
+    if is_rank_zero() and images.train.split_note:
+        out.print(images.train.split_note, soft_wrap=True, markup=False)
+    with contextlib.ExitStack() as stack:
+        watches = []
+        if is_rank_zero():
+            watches.append(stack.enter_context(tables.training_bar(f"Training {run.label} on {run.source}")))
+        if is_rank_zero() and tensorboard is not None:
+            watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=goes_on)))
+
+        def watch(step: runs.Step) -> None:
+            for each in watches:
+                each(step)
+
+        runs.train_run(
+            run, target, fabric, data=images, resume=goes_on, checkpoint_seconds=checkpoint_seconds,
+            accumulate=accumulate, watch=watch,
+        )  # fmt: skip
+    if is_rank_zero():
+        out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+
+
+def _goes_on(run: Any, folder: Any) -> tuple[bool, bool]:
+    """Whether a folder holds something of this run to go on with, and whether all of it."""
+    if not (folder.path / "run.json").is_file():
+        return False, False
+    if folder.card().run != run:
+        raise CalgpError(f"Invalid --out {folder.path}: it holds another run than this one; choose another folder.")
+    return True, folder.finished and not folder.interrupted

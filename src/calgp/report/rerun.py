@@ -1,0 +1,99 @@
+"""All that a second run needs to give the same numbers: commands, options, versions, checksums."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from calgp.gp import Passes
+from calgp.runs.card import Card
+from calgp.runs.description import to_json
+from calgp.runs.folder import RunFolder
+from calgp.runs.results import Calibration, Evaluation, FittedDecisions
+
+from .words import count
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What the section "To run it again" shows."""
+
+    command: str | None
+    evaluations: list[str]
+    described: str
+    options: list[tuple[str, str]]
+    json: str
+    environment: list[tuple[str, str]]
+    checksums: list[tuple[str, str]]
+    holdout: str
+
+
+def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
+    command, options = card.environment.command or (), to_json(card.run)
+    calibration, decisions = found[0].calibration, found[0].decisions
+    calibrated = folder.calibration() is not None
+    return Rerun(
+        command=shlex.join(command) if len(command) > 1 else None,
+        evaluations=[
+            *([] if calibration is None else [_calibration_command(folder, calibration)]),
+            *([] if decisions is None else [_decision_command(folder, decisions.made, calibrated)]),
+            *(_evaluation_command(folder, each, card, calibrated) for each in found),
+        ],
+        described="The first member's training" if card.members else "The whole description of the training",
+        options=[("members", ", ".join(member.path for member in card.members))] * bool(card.members) + _flat(options),
+        json=json.dumps(options, indent=1, ensure_ascii=False),
+        environment=[(name, str(value)) for name, value in card.environment.items() if name != "command"],
+        checksums=[
+            (f"training images ({card.train_images:,})", card.checksum),
+            *((f"{each.source}, test ({each.n:,})", each.checksum) for each in found),
+        ],
+        holdout=count(len(card.holdout_rows), "image"),
+    )
+
+
+def _passes(how: Passes) -> list[str]:
+    return ["--passes", str(how.count), "--engine", how.engine]
+
+
+def _calibration_command(folder: RunFolder, by: Calibration) -> str:
+    share = [] if by.share == 1 else ["--share", str(by.share)]
+    options = ["--calibrator", by.calibrator, *share, *_passes(by.passes), "--seed", str(by.seed)]
+    return shlex.join(["calgp", "calibrate", str(folder.path), *options])
+
+
+def _decision_command(folder: RunFolder, made: FittedDecisions, calibrated: bool) -> str:
+    options: list[str] = []
+    if (selection := made.selection) is not None:
+        sure = selection.confidence
+        options += ["--error", str(selection.error)]
+        options += ["--empirical"] if sure is None else ["--confidence", str(sure)]
+        options += ["--score", selection.score]
+    if (sets := made.sets) is not None:
+        options += ["--coverage", str(sets.coverage), "--sets", sets.kind]
+        options += ["--by-class"] * sets.by_class + ["--empty"] * sets.empty
+    if made.calibration is None and calibrated:
+        options.append("--uncalibrated")
+    options += [*_passes(made.passes), "--seed", str(made.seed)]
+    return shlex.join(["calgp", "decide", str(folder.path), *options])
+
+
+def _evaluation_command(folder: RunFolder, found: Evaluation, card: Card, calibrated: bool) -> str:
+    source = [] if found.source == card.run.source else ["--source", found.source]
+    options = [*source, *_passes(found.passes), "--seed", str(found.seed)]
+    if found.calibrator is None and calibrated:
+        options.append("--uncalibrated")
+    return shlex.join(["calgp", "evaluate", str(folder.path), *options])
+
+
+def _flat(options: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for name, value in options.items():
+        rows += _flat(value, f"{before}{name}.") if isinstance(value, dict) else [(before + name, _option(value))]
+    return rows
+
+
+def _option(value: object) -> str:
+    if value is None:
+        return "–"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,230 @@
+"""Run: the whole description of one training, as data. Every option of a training is a field here, with its help text.
+
+Nothing here imports torch before a method is needed, so that `calgp train --help` appears at once.
+"""
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from calgp.errors import CalgpError
+from calgp.options import POSITIVE, Interval, about, check_options, option, options_of
+
+if TYPE_CHECKING:
+    from calgp.methods import Method
+    from calgp.nets import Backbone
+else:
+    Method = Backbone = Any
+
+MODEL, IMAGES, TRAINING = "Model", "Images", "Training"  # the panels of `calgp train --help`
+WHOLE = Interval(1, 1e12)
+SEED = Interval(0, 2**63, open=")")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained, on what and for how long; not where: device, precision and threads change no result on purpose.
+
+    The fields say what they are for, here and in `calgp train --help`.
+
+    >>> from calgp import BACKBONES, METHODS
+    >>> run = Run(METHODS["cnn-cal"], BACKBONES["lenet"], source="mnist", epochs=3)
+    >>> run.label, run.holdout, run.total_steps(54_000)
+    ('cnn-cal', 0.1, 1620)
+    """
+
+    method: Method = field(
+        metadata=about("How the classifier is inferred: see `calgp methods`.", default_text="cnn-gp-sorf", group=MODEL)
+    )
+    backbone: Backbone = field(
+        metadata=about(
+            "The network: see `calgp backbones`; or your own (`calgp --network`).", default_text="lenet", group=MODEL
+        )
+    )
+    source: str = option(
+        "digits",
+        "An image set (see `calgp sources`) or folder:PATH; stream:PATH and shards:PATH leave images on the disk.",
+        group=IMAGES,
+    )
+    size: int | None = option(
+        None, "Resize images to a square of this side.", within=WHOLE, default_text="as they are", example=64,
+        group=IMAGES,
+    )  # fmt: skip
+    colour: Literal["grey", "rgb"] | None = option(
+        None, "Convert images.", default_text="as they are", example="rgb", group=IMAGES
+    )
+    train_size: int | None = option(
+        None, "Train on a balanced part of this many images.", within=WHOLE, default_text="all", example=1000,
+        group=IMAGES,
+    )  # fmt: skip
+    holdout: float | None = option(
+        None, "Share of the training images kept for validation and calibration.", within=Interval(0, 1, open=")"),
+        default_text="0; 0.1 if the method calibrates or patience is given", example=0.1, group=IMAGES,
+    )  # fmt: skip
+    seed: int = option(
+        0, "Seed of all that is random: subset, hold-out, Ω, first weights, order of the images, masks.", within=SEED,
+        group=TRAINING,
+    )  # fmt: skip
+    split_seed: int | None = option(
+        None, "Seed of subset and hold-out alone, so that the runs of an ensemble share them.", within=SEED,
+        default_text="as seed", example=0, group=IMAGES,
+    )  # fmt: skip
+    epochs: float = option(10.0, "Passes over the training images.", within=POSITIVE, group=TRAINING)
+    steps: int | None = option(
+        None, "Optimiser steps, instead of epochs.", within=WHOLE, default_text="by epochs", example=1000,
+        group=TRAINING,
+    )  # fmt: skip
+    batch_size: int = option(100, "Images a step, of all processes together.", within=WHOLE, group=TRAINING)
+    optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
+    learning_rate: float = option(1e-3, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), group=TRAINING)
+    schedule: Literal["constant", "cosine", "one-cycle"] = option(
+        "constant",
+        "Course of the learning rate: cosine falls to 0; one-cycle rises for a quarter, then falls to 0.",
+        group=TRAINING,
+    )
+    kl_weight: float = option(1.0, "Factor of the KL term; 1 is the bound.", within=Interval(0), group=TRAINING)
+    mc_samples: int = option(
+        1, "N_MC, the samples that estimate the likelihood term in a step.", within=WHOLE, group=TRAINING
+    )
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = option(
+        None,
+        "Weights of the classes in the likelihood term: numbers in their order; or balanced, with which all classes "
+        "count the same.",
+        within=Interval(0), default_text="1 each", example="balanced", group=TRAINING, since_version="0.1.0",
+    )  # fmt: skip
+    augment: tuple[Literal["flip", "crop"], ...] = option(
+        (), "Change the training images in each step: flip left and right, crop moves them.", default_text="none",
+        example="flip,crop", group=IMAGES, since_version="0.1.0",
+    )  # fmt: skip
+    crop: int = option(
+        4, "Pixels by which crop moves an image at most.", within=WHOLE, group=IMAGES, since_version="0.1.0"
+    )
+    normalise: Literal["none", "standard"] = option(
+        "none", "Pixels: x / 255, or by mean and deviation of each channel, which are stored with the model.",
+        group=IMAGES, since_version="0.1.0",
+    )  # fmt: skip
+    patience: int | None = option(
+        None,
+        "Stop after this many epochs without a better MNLL of half of the hold-out, and keep the best state; the other "
+        "half is for calibration.",
+        within=WHOLE, default_text="never", example=5, group=TRAINING, since_version="0.1.0",
+    )  # fmt: skip
+    clip: float | None = option(
+        None, "Scale gradients down to at most this norm, over all parameters.", within=POSITIVE, default_text="never",
+        example=1.0, group=TRAINING, since_version="0.1.0",
+    )  # fmt: skip
+    skip_unreadable: bool = option(
+        False, "Leave out image files that cannot be read, instead of stopping.", group=IMAGES, since_version="0.2.0"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        object.__setattr__(self, "augment", tuple(sorted(set(self.augment))))
+        calibrator = self.method.calibrator
+        if self.holdout is None:
+            object.__setattr__(self, "holdout", 0.1 if calibrator or self.patience else 0.0)
+        if calibrator and not self.holdout:
+            raise CalgpError(
+                f"Invalid holdout=0: {self.label} fits its {calibrator} on held-out images, such as --holdout 0.1."
+            )
+        if self.patience and not self.holdout:
+            raise CalgpError(
+                f"Invalid patience={self.patience}: early stopping needs held-out images, such as --holdout 0.1."
+            )
+        if isinstance(self.class_weights, tuple) and not sum(self.class_weights):
+            raise CalgpError(f"Invalid class_weights={self.class_weights}: must not be all 0.")
+
+    def total_steps(self, n: int) -> int:
+        """Optimiser steps for n training images; the last batch of an epoch may be smaller."""
+        return self.steps if self.steps is not None else math.ceil(self.epochs * math.ceil(n / self.batch_size))
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """A pure function of the step, so that resuming needs no schedule state."""
+        done = step / steps
+        if self.schedule == "one-cycle" and done < 0.25:
+            return self.learning_rate * (0.04 + 0.96 * (1 - math.cos(math.pi * done / 0.25)) / 2)
+        if self.schedule == "one-cycle":
+            done = (done - 0.25) / 0.75
+        return self.learning_rate * (1 if self.schedule == "constant" else (1 + math.cos(math.pi * done)) / 2)
+
+    @property
+    def label(self) -> str:
+        """The method by its name in METHODS, with what differs from it."""
+        from calgp.methods import METHODS
+
+        return _label(self.method, METHODS)
+
+    @property
+    def backbone_label(self) -> str:
+        """The network by its name in BACKBONES, with what differs from it."""
+        from calgp.nets import BACKBONES
+
+        return _label(self.backbone, BACKBONES)
+
+
+def default_name(what: str) -> str:
+    """The name of the method or of the backbone of a run that names none."""
+    return options_of(Run)[what].about.default_text
+
+
+def assign(options: dict[str, Any], name: str, value: Any) -> None:
+    """Set an option of a run's plain data: learning_rate, or method.depth of a method that may only be named so far.
+
+    >>> options = {"method": "cnn-dgp"}
+    >>> assign(options, "method.depth", 3)
+    >>> options
+    {'method': {'name': 'cnn-dgp', 'depth': 3}}
+    """
+    *path, last = name.split(".")
+    if path and path[0] not in ("method", "backbone"):
+        raise CalgpError(f"Invalid option {name}: must be an option of the run, method.NAME or backbone.NAME.")
+    for each in path:
+        if not isinstance(options.get(each), dict):
+            options[each] = {"name": options.get(each, default_name(path[0]))}
+        options = options[each]
+    options[last] = value
+
+
+def train_command(run: Run) -> str:
+    """The command that trains this very run.
+
+    >>> from calgp import BACKBONES, METHODS
+    >>> train_command(Run(METHODS["cnn-mcd"], BACKBONES["lenet"], epochs=3, augment=("flip", "crop")))
+    'calgp train --source digits --method cnn-mcd --backbone lenet --epochs 3 --augment crop,flip'
+    """
+    from calgp.methods import METHODS
+    from calgp.nets import BACKBONES
+
+    words = ["calgp", "train", "--source", run.source]
+    words += [*_chosen("method", run.method, METHODS), *_chosen("backbone", run.backbone, BACKBONES)]
+    default = Run(run.method, run.backbone, run.source)
+    for name, each in options_of(Run).items():
+        if (value := getattr(run, name)) != getattr(default, name):
+            words += [each.flags[0]] if each.type is bool else [each.flags[0], each.show(value)]  # off by default
+    return shlex.join(words)
+
+
+def _chosen(what: str, value: Any, table: Mapping[str, Any]) -> list[str]:
+    """Flags that choose the nearest ready value, and set the options that differ from it."""
+    name, differing = _nearest(value, table)
+    settings = [("--set", f"{what}.{key}={options_of(type(value))[key].show(new)}") for key, new in differing.items()]
+    return [f"--{what}", name, *(word for setting in settings for word in setting)]
+
+
+def _label(value: Any, table: Mapping[str, Any]) -> str:
+    name, differing = _nearest(value, table)
+    return " ".join([name, *(f"{key}={new}" for key, new in differing.items())])
+
+
+def _nearest(value: Any, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The ready value that is most like this one, or the kind if there is none, and the options that differ from it."""
+    options = dataclasses.asdict(value)
+    ready = {name: dataclasses.asdict(each) for name, each in table.items() if type(each) is type(value)}
+    if not ready:
+        ready = {type(value).__name__: {name: each.default for name, each in options_of(type(value)).items()}}
+    differing = {name: {key: new for key, new in options.items() if new != old[key]} for name, old in ready.items()}
+    name = min(differing, key=lambda name: len(differing[name]))
+    return name, differing[name]

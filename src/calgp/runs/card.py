@@ -1,0 +1,83 @@
+"""Card: what was trained, on what, by what; run.json."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
+
+from calgp.data.images import LARGEST
+from calgp.nets import Task
+from calgp.run import Run
+from calgp.runs.description import from_json, to_json
+from calgp.runs.environment import Environment
+from calgp.runs.record import Count, Finite, Text, Whole
+
+FORMAT = 1  # of run.json; a run folder of another format is refused by name
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run that an ensemble is made of: its path relative to the ensemble's folder, and what it is."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^/\x00][^\x00]*$")]
+    label: Text
+    network: Text
+    seed: Whole
+
+
+def _bounded(task: Task) -> Task:
+    if not (1 <= min(task.channels, task.height, task.width) <= max(task.channels, task.height, task.width) <= LARGEST):
+        raise ValueError(f"an image has 1 to {LARGEST} channels, rows and columns")
+    if not 1 <= task.classes <= 10**6:
+        raise ValueError("there are 1 to 1,000,000 classes")
+    return task
+
+
+@dataclass(frozen=True)
+class Card:
+    """run.json: what was trained, on what, by what.
+
+    Of an ensemble: the first member's description, and who the members are.
+
+    checksum: of the training images. holdout_rows: of an ensemble, what all its members hold out.
+    class_weights: of the likelihood term, where they are not all 1.
+    """
+
+    run: Annotated[Run, PlainValidator(from_json), PlainSerializer(to_json)]
+    task: Annotated[Task, AfterValidator(_bounded)]
+    classes: Annotated[tuple[Text, ...], Field(min_length=1)]
+    train_images: Count
+    checksum: Text
+    holdout_rows: tuple[Whole, ...]
+    environment: Environment
+    members: Annotated[tuple[Member, ...], Field(max_length=1000)] = ()
+    class_weights: tuple[Finite, ...] | None = None
+    format: Literal[1] = FORMAT
+
+    def __post_init__(self) -> None:
+        if len(self.classes) != self.task.classes:
+            raise ValueError(f"{len(self.classes)} classes are named, {self.task.classes} are counted")
+
+    @property
+    def label(self) -> str:
+        """The method with its options, or what the ensemble is made of."""
+        names = [member.label for member in self.members]
+        kinds = list(dict.fromkeys(names))
+        if not names:
+            return self.run.label
+        return f"ensemble of {len(names)} {kinds[0]}" if len(kinds) == 1 else f"ensemble of {', '.join(names)}"
+
+    @property
+    def network(self) -> str:
+        return ", ".join(dict.fromkeys(m.network for m in self.members)) if self.members else self.run.backbone_label
+
+    def title(self, calibrator: str | None) -> str:
+        """The label of a result: the method, and what its probabilities went through."""
+        if calibrator is not None:
+            return f"{self.label} + {calibrator}"
+        return f"{self.label}, uncalibrated" if self.run.method.calibrator and not self.members else self.label
+
+    def task_summary(self) -> str:
+        """Classes and image size in a few words."""
+        task, named = self.task, ", ".join(self.classes[:3])
+        return f"{task.classes} classes ({named}, …) in {task.channels} × {task.height} × {task.width}"

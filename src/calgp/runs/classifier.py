@@ -1,0 +1,405 @@
+"""Classifier: a trained run as one object. Everything that predicts, predicts through it."""
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from calgp import calibration
+from calgp.data import Corruption, Images
+from calgp.errors import CalgpError
+from calgp.gp import Batch, Engine, Model, Passes, Predictive
+from calgp.run import SEED
+from calgp.runs.card import Card
+from calgp.runs.decision_metrics import decide_on
+from calgp.runs.evaluation import (
+    PredictedImages,
+    batches,
+    columns_of,
+    evaluate_images,
+    over_ranks,
+    predict_on_cpu,
+    test_images,
+)
+from calgp.runs.export import Exported, Target, export_model
+from calgp.runs.fit_calibrator import check_held_out, fit_calibrator
+from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
+from calgp.runs.folder import RunFolder, open_folder
+from calgp.runs.inputs import ImageLike, to_pixels
+from calgp.runs.ranks import connected, owned
+from calgp.runs.results import Calibration, Evaluation, FittedDecisions
+from calgp.runs.training_data import held_out_images
+from calgp.runs.verification import Check, verify_run
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a classifier says of N images.
+
+    names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
+    abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
+    decisions. passes: how it was computed.
+    """
+
+    names: tuple[str, ...] | None
+    classes: tuple[str, ...]
+    predictive: Predictive
+    passes: Passes
+    abstains: Tensor | None = None
+    sets: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.predictive.log_probs)
+
+    @property
+    def probs(self) -> Tensor:
+        """p(y | x) of each class [N, Q]."""
+        return self.predictive.probs
+
+    @property
+    def labels(self) -> list[str]:
+        """The name of the most probable class of each image."""
+        return [self.classes[label] for label in self.predictive.labels.tolist()]
+
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the most probable class [N]."""
+        return self.predictive.confidence
+
+    @property
+    def entropy(self) -> Tensor:
+        """Total uncertainty in nats [N]."""
+        return self.predictive.entropy
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """The part of the uncertainty that more data could remove, in nats [N]."""
+        return self.predictive.mutual_information
+
+    @property
+    def class_sets(self) -> list[list[str]] | None:
+        """The names of the classes in each prediction set; None without such decisions."""
+        if self.sets is None:
+            return None
+        return [[self.classes[q] for q, inside in enumerate(row) if inside] for row in self.sets.tolist()]
+
+
+class Classifier:
+    """A trained run: its model, calibrator, decisions and card, loaded and checked once.
+
+    >>> import calgp
+    >>> shipped = calgp.load("shipped")
+    >>> shipped.classes[:3]
+    ('0', '1', '2')
+    >>> len(shipped.predict(torch.zeros(2, 1, 28, 28)))
+    2
+
+    Args:
+        model, card: what was trained, and its description.
+        folder: where results are kept; None: the run is in memory only.
+        calibration, decisions: what was fitted on its hold-out, if anything.
+        fabric: where it runs; None: the best device of this machine.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        card: Card,
+        *,
+        folder: RunFolder | None = None,
+        calibration: Calibration | None = None,
+        decisions: FittedDecisions | None = None,
+        fabric: Fabric | None = None,
+    ) -> None:
+        self.fabric = one_device(fabric)
+        self.model, self.card = model.to(self.fabric.device).eval(), card
+        self.fitted_decisions = decisions
+        self._folder = folder and RunFolder(folder.path, writes=folder.writes and self.fabric.is_global_zero)
+        self._calibrate_by(calibration)
+
+    @staticmethod
+    def load(
+        folder: RunFolder, *, fabric: Fabric | None = None, calibrated: bool = True, decided: bool = True
+    ) -> "Classifier":
+        """A finished run of a folder; each of its files is read once.
+
+        With `calibrated` or `decided` false, calibration.json or decisions.json is not read, and may be damaged.
+        """
+        card = folder.card()
+        return Classifier(
+            folder.model(card), card, folder=folder, calibration=folder.calibration() if calibrated else None,
+            decisions=folder.decisions() if decided else None, fabric=fabric,
+        )  # fmt: skip
+
+    def _calibrate_by(self, calibration: Calibration | None) -> None:
+        self.calibration = calibration  # what probabilities go through; None: they are as trained
+        self.calibrator = None if calibration is None else calibration.fitted
+
+    @property
+    def folder(self) -> RunFolder:
+        if self._folder is None:
+            raise CalgpError("This classifier is in memory only: it has no run folder to keep or find results in.")
+        return self._folder
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.card.classes
+
+    @property
+    def active_decisions(self) -> FittedDecisions | None:
+        """The run's decisions, if they were fitted to such probabilities as it gives now."""
+        fitted = self.fitted_decisions
+        now = None if self.calibration is None else self.calibration.probabilities
+        return fitted if fitted is not None and fitted.calibration == now else None
+
+    def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
+        """How predictions are computed: as asked for, or the model's own way. Refuses what cannot be."""
+        if count is not None and count < 1:
+            raise CalgpError(f"Invalid passes={count}: must be at least 1, such as 50.")
+        if engine not in (None, *get_args(Engine)):
+            raise CalgpError(f"Invalid engine={engine!r}: must be {' or '.join(get_args(Engine))}.")
+        if seed not in SEED:
+            raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
+        return Passes.of(self.model, count, engine)
+
+    def uncalibrated(self) -> "Classifier":
+        """The same run without its calibrator; nothing is loaded again."""
+        return self.calibrated_by(None)
+
+    def calibrated_by(self, calibration: Calibration | None) -> "Classifier":
+        """The same run with another calibrator; nothing is loaded again."""
+        other = copy.copy(self)
+        other._calibrate_by(calibration)
+        return other
+
+    # --- predicting ---
+
+    def predict(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        *,
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+    ) -> Prediction:
+        """What images show, and how certain that is.
+
+        Args:
+            images: a file, a folder of files, a Pillow image, an array or tensor of images, or a list of these.
+            passes, engine, seed: as for `calgp.predict`.
+
+        The same image always gets the same answer, whatever stands beside it.
+        """
+        names, x = to_pixels(images, self.card.task)
+        how, parameter = self.passes(passes, engine, seed), next(self.model.parameters())
+
+        def predicted(parts: list[slice]) -> Iterator[Predictive]:
+            rows = torch.zeros(len(x), dtype=torch.long, device=parameter.device)  # the same masks for all
+            data = ((x[part].to(parameter), rows[part]) for part in parts)
+            return self.predict_batches(data, how, seed=seed)
+
+        with connected(self.fabric):
+            predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
+        decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
+        return Prediction(names, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
+
+    def predict_batches(
+        self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
+    ) -> Iterator[Predictive]:
+        """The predictive of each batch of (images, rows), on the CPU, calibrated."""
+        for part in predict_on_cpu(self.model, data, self.passes() if how is None else how, seed=seed):
+            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+
+    def decide_on(self, part: Predictive, x: Tensor) -> dict[str, Tensor]:
+        """What the run decides on predicted images `x` (uint8): `abstained`, `sets`, as far as it has decisions."""
+        fitted = self.active_decisions
+        return {} if fitted is None else decide_on(fitted.decisions, columns_of(part), part.log_probs, x)
+
+    # --- measuring ---
+
+    def evaluate(
+        self,
+        source: str | None = None,
+        *,
+        images: Images | None = None,
+        directory: Path | None = None,
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+        convert: bool = False,
+        corruption: Corruption | None = None,
+        watch: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Evaluation:
+        """Predict test images, score them, and keep both in the folder.
+
+        The images are those of a source, the run's own by default; or `images`, which `source` then only names. With a
+        `corruption` they are corrupted first. Results of calibrated probabilities and of those as trained are kept side
+        by side, and so are those of corrupted images.
+        """
+        source = self.card.run.source if source is None else source
+        with connected(self.fabric), owned(self.fabric, self.folder):
+            found, predicted = self.evaluate_unsaved(
+                source, images=images, directory=directory, passes=passes, engine=engine, seed=seed, convert=convert,
+                corruption=corruption, watch=watch,
+            )  # fmt: skip
+            shift = None if corruption is None else corruption.label
+            self.folder.write_tensors(
+                self.folder.predictions_name(source, found.calibrator, shift),
+                predicted.columns | predicted.stored,
+                {
+                    "source": found.source, "samples": found.samples, "engine": found.engine, "seed": found.seed,
+                    "calibrator": found.calibrator, "classes": list(self.classes),
+                    "names": None if predicted.names is None else list(predicted.names),
+                },
+            )  # fmt: skip
+            self.folder.write_evaluation(found)
+            self.fabric.barrier()
+        return found
+
+    def evaluate_unsaved(
+        self,
+        source: str,
+        *,
+        images: Images | None = None,
+        directory: Path | None = None,
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+        convert: bool = False,
+        corruption: Corruption | None = None,
+        watch: Callable[[int, int], None] = lambda done, total: None,
+    ) -> tuple[Evaluation, PredictedImages]:
+        """`evaluate` without writing: the evaluation, and what was predicted of each image."""
+        how = self.passes(passes, engine, seed)
+        if images is None:
+            images = test_images(self.card, source, directory=directory, convert=convert)
+        calibrator = None if self.calibration is None else self.calibration.calibrator
+        return evaluate_images(
+            self, images, source, how=how, seed=seed, convert=convert, corruption=corruption,
+            own_entropies=lambda: (
+                self._folder and self._folder.predictions(self.card.run.source, calibrator, len(self.classes))
+            ),
+            watch=watch,
+        )  # fmt: skip
+
+    def verify(self, *, directory: Path | None = None, watch: Callable[[str], None] = lambda what: None) -> list[Check]:
+        """Compare the training images with their checksum, and every evaluation with one made now."""
+        return verify_run(self, directory, watch)
+
+    # --- adding to the run ---
+
+    def calibrate(
+        self,
+        calibrator: str = "temperature",
+        *,
+        held_out: Images | None = None,
+        share: float = 1.0,
+        directory: Path | None = None,
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+    ) -> Calibration:
+        """Fit a calibrator on the hold-out and use it from now on; it is kept in calibration.json.
+
+        The images are the run's hold-out, or `held_out`: images that it was not trained on; or a `share` of them, the
+        same of each class, chosen by the seed: then `decide` has the others for itself.
+        """
+        calibration.find(calibrator)
+        if not 0 < share <= 1:
+            raise CalgpError(f"Invalid share={share:g}: must be above 0 and at most 1, such as 0.5.")
+        how = self.passes(passes, engine, seed)
+        images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
+        check_held_out(images, self.card)
+        with self.folder.owned():
+            found = fit_calibrator(self.model, images, calibrator, how, seed=seed, share=share)
+            self.folder.write_calibration(found)
+        self._calibrate_by(found)
+        return found
+
+    def decide(
+        self,
+        *,
+        error: float | None = None,
+        confidence: float | None = 0.95,
+        score: str = "confidence",
+        coverage: float | None = None,
+        sets: str = "aps",
+        by_class: bool = False,
+        empty: bool = False,
+        held_out: Images | None = None,
+        directory: Path | None = None,
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+    ) -> FittedDecisions:
+        """Fit decisions on the hold-out and use them from now on; they are kept in decisions.json.
+
+        `error` (with `confidence`, `score`) fits a threshold, `coverage` (with `sets`, `by_class`, `empty`) prediction
+        sets: see `Wanted`. Images that the calibrator was fitted on are left out, since the promises would not hold
+        with them: `calibrate(share=0.5)` leaves half.
+        """
+        wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty)
+        how = self.passes(passes, engine, seed)
+        images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
+        check_held_out(images, self.card)
+        images = not_calibrated_on(images, self.calibration, str(self.folder.path))
+        predictive = Predictive.cat(self.predict_batches(batches(images, self.model), how, seed=seed))
+        selection = fit_selection(wanted, predictive, images)
+        found = FittedDecisions(
+            selection,
+            fit_sets(wanted, predictive, images),
+            None if self.calibration is None else self.calibration.probabilities,
+            n=len(images),
+            samples=how.count,
+            engine=how.engine,
+            seed=seed,
+            warning=warning(selection, images),
+        )
+        with self.folder.owned():
+            self.folder.write_decisions(found)
+        self.fitted_decisions = found
+        return found
+
+    # --- handing on ---
+
+    def export(
+        self,
+        path: Path | None = None,
+        *,
+        to: Target = "onnx",
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+    ) -> Exported:
+        """Write the run as one file that needs no calgp, and check that it gives what torch gives."""
+        return export_model(self, path, to=to, how=self.passes(passes, engine, seed), seed=seed)
+
+    def report(self, out: Path | None = None, *, directory: Path | None = None) -> Path:
+        """Write an HTML page about the run's evaluations."""
+        from calgp.report import write_report
+
+        return write_report(
+            [self.folder], self.folder.path / "report.html" if out is None else out, directory=directory
+        )
+
+    def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
+        """Serve predictions over HTTP until the process is stopped."""
+        from calgp.serve import serve
+
+        serve(self, host=host, port=port)
+
+
+def load(path: str | os.PathLike[str], *, fabric: Fabric | None = None) -> Classifier:
+    """A trained run of a folder, ready to predict; "shipped" is the small one that comes with the package."""
+    return Classifier.load(open_folder(path), fabric=fabric)
+
+
+def one_device(fabric: Fabric | None) -> Fabric:
+    """The Fabric that was given, or one on the best device of this machine."""
+    return Fabric(accelerator="auto", devices=1) if fabric is None else fabric

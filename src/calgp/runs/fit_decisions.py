@@ -1,0 +1,77 @@
+"""Fitting decisions on held-out images that the calibrator has not seen."""
+
+from dataclasses import dataclass
+
+import torch
+
+from calgp.data import Images
+from calgp.decisions import PredictionSets, Selection, check_wanted, keyed_uniform, uncertainty
+from calgp.errors import CalgpError
+from calgp.gp import Predictive
+from calgp.runs.evaluation import BATCH, columns_of
+from calgp.runs.fit_calibrator import calibrated_share
+from calgp.runs.results import Calibration
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which decisions to fit.
+
+    error: the share of answers that may be wrong; with it, a threshold of `score` is fitted, beyond which the run
+        abstains. It holds on new images with `confidence`; None: on the hold-out alone.
+    coverage: how often prediction sets of the kind `sets` hold the true class; `by_class`: of each class by itself;
+        `empty`: empty sets stay empty.
+    """
+
+    error: float | None = None
+    confidence: float | None = 0.95
+    score: str = "confidence"
+    coverage: float | None = None
+    sets: str = "aps"
+    by_class: bool = False
+    empty: bool = False
+
+    def __post_init__(self) -> None:
+        check_wanted(
+            error=self.error, confidence=self.confidence, score=self.score, coverage=self.coverage, sets=self.sets
+        )
+
+
+def fit_selection(wanted: Wanted, predictive: Predictive, images: Images) -> Selection | None:
+    if wanted.error is None:
+        return None
+    wrong = predictive.labels != images.y
+    scores = uncertainty(columns_of(predictive), wanted.score)
+    return Selection.fit(scores, wrong, error=wanted.error, confidence=wanted.confidence, score=wanted.score)
+
+
+def fit_sets(wanted: Wanted, predictive: Predictive, images: Images) -> PredictionSets | None:
+    if wanted.coverage is None:
+        return None
+    return PredictionSets.fit(
+        predictive.log_probs, images.y, coverage=wanted.coverage, kind=wanted.sets, by_class=wanted.by_class,
+        empty=wanted.empty, uniform=torch.cat([keyed_uniform(x) for _, x in images.read(images.parts(BATCH))]),
+    )  # fmt: skip
+
+
+def not_calibrated_on(images: Images, calibration: Calibration | None, where: str) -> Images:
+    """The images that a calibrator was not fitted on."""
+    if calibration is None or (calibration.of or images.checksum()) != images.checksum():
+        return images  # it was fitted on others
+    left, _ = calibrated_share(images, calibration.share, calibration.seed)
+    if left is None:
+        raise CalgpError(
+            f"{where} was calibrated on all its held-out images, so none is left to make promises with: "
+            f"`calgp calibrate {where} --share 0.5` leaves half of them, --uncalibrated decides on the probabilities "
+            "as trained."
+        )
+    return left
+
+
+def warning(selection: Selection | None, images: Images) -> str | None:
+    """What a user should know of the fit, if anything."""
+    found = [] if selection is None or selection.warning is None else [selection.warning]
+    absent = (torch.bincount(images.y, minlength=len(images.classes)) == 0).nonzero().squeeze(1).tolist()
+    if absent:
+        found.append(f"The hold-out has no image of {', '.join(images.classes[q] for q in absent)}.")
+    return " ".join(found) or None

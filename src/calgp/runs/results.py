@@ -1,0 +1,375 @@
+"""What is found out about a run, as frozen dataclasses: evaluations, calibration, decisions, the training log.
+
+Each is one JSON file of the run folder, or one line of its log (`runs.record` reads and writes them).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from calgp import calibration
+from calgp.calibration import Calibrator
+from calgp.data import Corruption
+from calgp.decisions import Decisions, PredictionSets, Selection
+from calgp.errors import CalgpError
+from calgp.gp import Engine, Passes
+from calgp.metrics import Scores
+from calgp.runs.environment import Environment
+from calgp.runs.record import Count, Finite, Interval, Share, Text, Whole
+
+CalibratorName = Literal["temperature", "vector", "platt", "isotonic"]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many values fall between neighbouring edges."""
+
+    edges: Annotated[tuple[Finite, ...], Field(min_length=2, max_length=1001)]
+    count: tuple[Annotated[float, Field(ge=0, lt=1e15)], ...]
+
+    def __post_init__(self) -> None:
+        _check_bins(self.edges, self.count)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """A reliability diagram: accuracy and mean confidence of each bin of confidence; None where a bin is empty."""
+
+    edges: Annotated[tuple[Share, ...], Field(min_length=2, max_length=1001)]
+    count: tuple[Annotated[int, Field(ge=0, lt=2**40)], ...]
+    accuracy: tuple[Share | None, ...]
+    confidence: tuple[Share | None, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.count) == len(self.accuracy) == len(self.confidence):
+            raise ValueError("its columns differ in length")
+        _check_bins(self.edges, self.count)
+        columns = zip(self.count, self.accuracy, self.confidence, strict=True)
+        if any(count and (accuracy is None or confidence is None) for count, accuracy, confidence in columns):
+            raise ValueError("a bin that holds images lacks accuracy or confidence")
+
+    def filled(self) -> list[tuple[float, float, int, float, float]]:
+        """(left edge, right edge, count, accuracy, mean confidence) of the bins that hold something."""
+        rows = zip(self.edges, self.edges[1:], self.count, self.accuracy, self.confidence, strict=False)
+        return [
+            (left, right, count, accuracy, confidence)
+            for left, right, count, accuracy, confidence in rows
+            if count and accuracy is not None and confidence is not None
+        ]
+
+
+def _check_bins(edges: tuple[float, ...], count: tuple[float, ...]) -> None:
+    """Bins lie side by side from low to high, and at least one of them holds something."""
+    if len(edges) != len(count) + 1 or not all(low < high for low, high in pairwise(edges)) or not sum(count):
+        raise ValueError("it has no increasing edges around its counts")
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """95 % bootstrap intervals over the test images."""
+
+    err: Interval
+    mnll: Interval
+    ece: Interval
+    brier: Interval
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value with its 95 % interval."""
+
+    value: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class OutOfDistribution:
+    """How well a score of uncertainty separates images of other classes from the run's own."""
+
+    auroc: Number
+    aupr_out: Number
+    aupr_in: Number
+    fpr95: Number
+
+
+@dataclass(frozen=True)
+class Selective:
+    """Area under the risk-coverage curve of a score of uncertainty, and its excess over the best ranking."""
+
+    aurc: float
+    excess: float
+
+
+@dataclass(frozen=True)
+class HeldOutScores:
+    """Scores of the hold-out before or after calibration."""
+
+    mnll: float
+    err: float | None = None
+    ece: float | None = None
+    brier: float | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """calibration.json: a calibrator, and what it did to the hold-out that it was fitted on.
+
+    of: checksum of the held-out images. share: the part of them that was used, chosen by the seed.
+    """
+
+    calibrator: CalibratorName
+    parameters: dict[str, Any]
+    n: Count
+    before: HeldOutScores
+    after: HeldOutScores
+    seed: Whole = 0
+    of: Text | None = None
+    share: float = 1.0
+    samples: Count = 50
+    engine: Engine = "samples"
+    warning: Text | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.fitted
+        except CalgpError as error:
+            raise ValueError(str(error)) from None
+
+    @property
+    def fitted(self) -> Calibrator:
+        return calibration.from_json({"calibrator": self.calibrator} | self.parameters)
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(self.samples, self.engine)
+
+    @property
+    def probabilities(self) -> "Probabilities":
+        return Probabilities(self.calibrator, self.parameters)
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """Which probabilities decisions were fitted to: those of this calibrator."""
+
+    calibrator: Text
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FittedDecisions:
+    """decisions.json: thresholds and prediction sets, and the probabilities that they are for (None: as trained)."""
+
+    selection: Selection | None
+    sets: PredictionSets | None
+    calibration: Probabilities | None = None
+    n: Whole = 0
+    samples: Count = 50
+    engine: Engine = "samples"
+    seed: Whole = 0
+    warning: Text | None = None
+
+    @property
+    def decisions(self) -> Decisions:
+        return Decisions(self.selection, self.sets)
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(self.samples, self.engine)
+
+
+@dataclass(frozen=True)
+class SelectionMetrics:
+    """How many images were answered; of the run's own classes, also how many of the answers were wrong."""
+
+    answered: Whole
+    share: float
+    wrong: Whole | None = None
+    error: float | None = None
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class SetsByClass:
+    """Of each class: images, the share whose set holds it, and the mean size of the sets."""
+
+    n: tuple[Whole, ...]
+    covered: tuple[float | None, ...]
+    size: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class SetMetrics:
+    """How large prediction sets are (`sizes`: images with a set of 0, 1, … classes), and how often they are right."""
+
+    mean_size: float
+    sizes: tuple[Whole, ...]
+    covered: float | None = None
+    interval: Interval | None = None
+    by_class: SetsByClass | None = None
+
+
+@dataclass(frozen=True)
+class DecisionMetrics:
+    """What decisions did on a set of images, and the decisions themselves."""
+
+    made: FittedDecisions
+    selection: SelectionMetrics | None
+    sets: SetMetrics | None
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """How test images were corrupted, and `of` which source they are."""
+
+    of: Text
+    kind: Text
+    severity: int
+    seed: Whole = 0
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.corruption
+        except CalgpError as error:
+            raise ValueError(str(error)) from None
+
+    @property
+    def corruption(self) -> Corruption:
+        return Corruption(self.kind, self.severity, self.seed)
+
+
+def _has_paper_and_authors(found: Mapping[str, float]) -> Mapping[str, float]:
+    if missing := {"paper", "authors"} - set(found):
+        raise ValueError(f"{min(missing)} is missing")
+    return found
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """scores-*.json: what a run's predictions are worth on one set of images.
+
+    `outside` images have other classes than the run: only their uncertainty is measured (`ood`, by score of
+    uncertainty, if the run's own test images were evaluated before). All other images have `scores`.
+
+    samples: passes of the network. checksum: of the images. convert: images were resized and recoloured.
+    ece_variants: ECE by its other definitions. selective: risk-coverage areas, by score of uncertainty.
+    """
+
+    source: Text
+    outside: bool
+    n: Count
+    samples: Count
+    seed: Whole
+    checksum: Text
+    mean_entropy: float
+    mean_mutual_information: float
+    engine: Engine = "samples"
+    calibrator: CalibratorName | None = None
+    calibration: Calibration | None = None
+    convert: bool = False
+    corruption: Corrupted | None = None
+    environment: Environment = field(default_factory=Environment)
+    prediction_seconds: Finite | None = None
+    entropy_histogram: Histogram | None = None
+    decisions: DecisionMetrics | None = None
+    scores: Scores | None = None
+    intervals: Intervals | None = None
+    ece_variants: Annotated[dict[Text, float], AfterValidator(_has_paper_and_authors)] | None = None
+    reliability: Reliability | None = None
+    selective: dict[Text, Selective] = field(default_factory=dict)
+    ood: dict[Text, OutOfDistribution] | None = None
+    inside: Text | None = None  # the source of the run's own images, for `ood`
+
+    def __post_init__(self) -> None:
+        missing = [name for name in INSIDE if getattr(self, name) is None]
+        if not self.outside and missing:
+            raise ValueError(f"{missing[0]} is missing")
+        if self.ood is not None and (absent := {"entropy", "mutual_information"} - set(self.ood)):
+            raise ValueError(f"ood.{min(absent)} is missing")
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(self.samples, self.engine)
+
+    @property
+    def own(self) -> "OwnClasses":
+        """The scores of images of the run's own classes; refused for images of other classes."""
+        if self.scores is None or self.intervals is None or self.ece_variants is None or self.reliability is None:
+            raise CalgpError(f"{self.source} has images of other classes than the run: there is nothing to score.")
+        return OwnClasses(self.scores, self.intervals, self.ece_variants, self.reliability)
+
+
+INSIDE = ("scores", "intervals", "ece_variants", "reliability")
+
+
+@dataclass(frozen=True)
+class OwnClasses:
+    """What an evaluation of images of the run's own classes always has."""
+
+    scores: Scores
+    intervals: Intervals
+    ece_variants: Mapping[str, float]
+    reliability: Reliability
+
+
+@dataclass(frozen=True)
+class TrainRecord:
+    """A line of log.jsonl: both parts of the bound, averaged since the last line."""
+
+    kind: Literal["train"]
+    step: Count
+    nll: float
+    kl: float
+    rate: float
+    seconds: Finite = 0.0
+
+
+@dataclass(frozen=True)
+class HoldoutRecord:
+    """A line of log.jsonl: scores of the hold-out at the end of an epoch."""
+
+    kind: Literal["holdout"]
+    step: Count
+    mnll: float
+    err: float
+    n: Whole | None = None
+    ece: float | None = None
+    mce: float | None = None
+    brier: float | None = None
+    confidence: float | None = None
+    entropy: float | None = None
+
+
+@dataclass(frozen=True)
+class NoteRecord:
+    """A line of log.jsonl about a skipped step, a hold-out that could not be scored, or the state that was kept."""
+
+    kind: Literal["skipped", "unscored", "kept"]
+    step: Whole
+    why: Text | None = None
+    mnll: float | None = None
+
+
+LogRecord = Annotated[TrainRecord | HoldoutRecord | NoteRecord, Field(discriminator="kind")]
+
+
+@dataclass(frozen=True)
+class StoppingState:
+    """How far early stopping is: the best MNLL, its step, and the epochs since."""
+
+    mnll: float
+    step: Whole
+    epochs: Whole
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds besides its tensors: steps made, failed steps in a row, sums since the last log line."""
+
+    step: Count
+    failed: Whole = 0
+    totals: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    stopping: StoppingState | None = None

@@ -1,0 +1,111 @@
+"""The run itself, for clients: read from its folder once, at the start."""
+
+import torch
+from torch import Tensor
+
+from calgp._version import __version__
+from calgp.data import Images
+from calgp.errors import CalgpError
+from calgp.report.gallery import by_entropy, data_uri
+from calgp.runs import Classifier
+from calgp.runs.evaluation import test_images
+from calgp.runs.record import to_json
+from calgp.runs.results import Evaluation
+from calgp.serve.limits import Limits
+from calgp.serve.model import ServedModel
+from calgp.serve.schemas import (
+    EvaluationInfo,
+    GalleryImage,
+    GalleryResponse,
+    InputForm,
+    LimitsInfo,
+    ModelResponse,
+)
+
+GALLERY = 12  # images of each kind
+
+
+def model_response(classifier: Classifier, model: ServedModel, limits: Limits, *, samples: int) -> ModelResponse:
+    """The run's card, its evaluations and the limits."""
+    folder, card, task = classifier.folder, classifier.card, classifier.card.task
+    calibrator = None if classifier.calibration is None else classifier.calibration.calibrator
+    decisions = classifier.active_decisions
+    return ModelResponse(
+        name=folder.name,
+        label=card.label,
+        network=card.network,
+        source=card.run.source,
+        train_images=card.train_images,
+        classes=list(card.classes),
+        input=InputForm(channels=task.channels, height=task.height, width=task.width),
+        random=model.random,
+        engine=model.engine,
+        calibrator=calibrator,
+        decisions=None if decisions is None else to_json(decisions),
+        evaluations=[_evaluation(classifier, each) for each in folder.evaluations() if each.calibrator == calibrator],
+        default_samples=min(samples, limits.samples) if model.random else 1,
+        limits=LimitsInfo(**{name: getattr(limits, name) for name in LimitsInfo.model_fields}),
+        version=__version__,
+    )
+
+
+def _evaluation(classifier: Classifier, evaluation: Evaluation) -> EvaluationInfo:
+    data = to_json(evaluation)
+    stored = {name: data.get(name) for name in EvaluationInfo.model_fields}
+    percentiles = entropy_percentiles(classifier, evaluation.source, evaluation.calibrator)
+    return EvaluationInfo.model_validate(stored | {"entropy_percentiles": percentiles})
+
+
+def entropy_percentiles(classifier: Classifier, source: str, calibrator: str | None) -> list[float] | None:
+    """The entropies that 0, 1, …, 100 of 100 test images do not exceed; None if predictions were not stored."""
+    try:
+        columns = classifier.folder.predictions(source, calibrator, len(classifier.classes))
+    except CalgpError:
+        return None
+    if columns is None:
+        return None
+    return columns["entropy"].double().clamp(min=0).quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()
+
+
+def gallery_response(classifier: Classifier) -> GalleryResponse:
+    """Test images by certainty; none where images or predictions are not on this machine."""
+    try:
+        columns, images = _predicted(classifier)
+    except CalgpError:
+        return GalleryResponse(most_certain=[], least_certain=[], confidently_wrong=[])
+    classes = classifier.classes
+    wrong = (columns["label"] != columns["y"]).nonzero().squeeze(1)
+    sure = wrong[columns["confidence"][wrong].argsort(descending=True, stable=True)]
+    return GalleryResponse(
+        most_certain=_gallery(images, columns, by_entropy(columns, descending=False), classes),
+        least_certain=_gallery(images, columns, by_entropy(columns), classes),
+        confidently_wrong=_gallery(images, columns, sure, classes),
+    )
+
+
+def _predicted(classifier: Classifier) -> tuple[dict[str, Tensor], Images]:
+    card = classifier.card
+    calibrator = None if classifier.calibration is None else classifier.calibration.calibrator
+    columns = classifier.folder.predictions(card.run.source, calibrator, len(classifier.classes))
+    images = test_images(card, card.run.source)
+    if columns is None or len(images) != len(columns["entropy"]) or not (images.y == columns["y"]).all():
+        raise CalgpError("The test images are not those that were predicted.")
+    return columns, images
+
+
+def _gallery(images: Images, columns: dict[str, Tensor], index: Tensor, classes: tuple[str, ...]) -> list[GalleryImage]:
+    index = index[:GALLERY]
+    chosen = {name: values[index].tolist() for name, values in columns.items() if values.ndim == 1}
+    return [
+        GalleryImage(
+            image=data_uri(images.x[place]),
+            name=f"row {chosen['rows'][i]}" if images.names is None else images.names[int(place)],
+            truth=images.classes[chosen["y"][i]],
+            label=classes[chosen["label"][i]],
+            confidence=chosen["confidence"][i],
+            entropy=max(chosen["entropy"][i], 0),
+            epistemic=max(chosen["mutual_information"][i], 0),
+            wrong=chosen["label"][i] != chosen["y"][i],
+        )
+        for i, place in enumerate(map(int, index))
+    ]

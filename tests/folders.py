@@ -1,0 +1,69 @@
+"""What tests do with a run folder in one call; everything goes through `Classifier`."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from calgp.data import Images
+from calgp.runs import Calibration, Check, Classifier, Evaluation, Exported, FittedDecisions, Prediction, RunFolder
+from calgp.runs.evaluation import PredictedImages
+from calgp.runs.reading import read_header, read_tensors
+from calgp.runs.training_data import held_out_images
+
+
+def classifier(folder: RunFolder, fabric=None, *, calibrated: bool = True, decided: bool = True) -> Classifier:
+    return Classifier.load(folder, fabric=fabric, calibrated=calibrated, decided=decided)
+
+
+def evaluate(folder: RunFolder, fabric=None, *, calibrated: bool = True, **options) -> Evaluation:
+    return classifier(folder, fabric, calibrated=calibrated).evaluate(**options)
+
+
+def evaluate_unsaved(
+    folder: RunFolder, fabric=None, *, calibrated: bool = True, **options
+) -> tuple[Evaluation, PredictedImages]:
+    return classifier(folder, fabric, calibrated=calibrated).evaluate_unsaved(**options)
+
+
+def calibrate(folder: RunFolder, fabric=None, **options) -> Calibration:
+    return classifier(folder, fabric, calibrated=False, decided=False).calibrate(**options)
+
+
+def decide(folder: RunFolder, fabric=None, *, calibrated: bool = True, **options) -> FittedDecisions:
+    return classifier(folder, fabric, calibrated=calibrated, decided=False).decide(**options)
+
+
+def active_decisions(folder: RunFolder, *, calibrated: bool = True) -> FittedDecisions | None:
+    return classifier(folder, calibrated=calibrated).active_decisions
+
+
+def verify(folder: RunFolder, fabric=None, **options) -> list[Check]:
+    return classifier(folder, fabric).verify(**options)
+
+
+def export(folder: RunFolder, path: Path | None = None, *, calibrated: bool = True, **options) -> Exported:
+    return classifier(folder, calibrated=calibrated).export(path, **options)
+
+
+def predict_files(folder: RunFolder, paths, fabric=None, *, calibrated: bool = True, **options) -> Prediction:
+    return classifier(folder, fabric, calibrated=calibrated).predict(paths, **options)
+
+
+def held_out(folder: RunFolder) -> Images:
+    return held_out_images(folder.path, folder.card())
+
+
+def tensors(folder: RunFolder, name: str) -> dict[str, Tensor]:
+    """The tensors of a file, as they lie there."""
+    return read_tensors(folder.path / name)
+
+
+def predictions(folder: RunFolder, source: str, calibrator: str | None = None, corruption: str | None = None):
+    """The columns that an evaluation kept."""
+    return tensors(folder, folder.predictions_name(source, calibrator, corruption))
+
+
+def metadata(folder: RunFolder, name: str) -> dict[str, Any]:
+    """The JSON that is stored beside the tensors of a file."""
+    return read_header(folder.path / name).metadata
