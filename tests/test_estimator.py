@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from calgp import METHODS, CalgpError, ConvGPClassifier, Predictive
 from calgp.data import Images, load
+from calgp.gp.inference import DRAWS
 from calgp.methods import CnnMcd
 from calgp.nets import LeNet
 from calgp.runs import RunFolder, TrainingData, from_json, train_run
@@ -82,9 +83,10 @@ def fabric():
     return Fabric(accelerator="cpu", devices=1)
 
 
-def test_doubt_and_probabilities_are_those_of_the_predictive(fitted):
+def test_entropy_and_probabilities_are_those_of_the_predictive(fitted):
     predictive = fitted.predictive(X)
-    assert isinstance(predictive, Predictive) and predictive.samples == 5
+    assert isinstance(predictive, Predictive)
+    assert predictive.samples == 5 * (DRAWS // 5)  # draws of f in all passes
     probs = fitted.predict_proba(X)
     assert np.array_equal(probs, predictive.probs.numpy()) and probs.dtype == np.float32
     assert np.array_equal(fitted.predict(X), fitted.classes_[probs.argmax(1)])

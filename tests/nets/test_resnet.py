@@ -211,7 +211,7 @@ def test_batch_moments_make_predictions_depend_on_the_batch_and_running_ones_do_
 def test_batch_moments_are_those_of_the_batch_that_was_given_one_sample_at_a_time():
     """By hand: each sample is a pass over all 100 images, whose moments batch norm takes."""
     backbone, task = ResNet(n=1, widths=(4, 6, 9), pad_to=8, batch_moments=True), Task(1, 8, 8, 3)
-    model = METHODS["cnn-gp-sorf"].build(task, backbone, generator=torch.Generator().manual_seed(0)).eval()
+    model = METHODS["cnn-gp-sorf-paper"].build(task, backbone, generator=torch.Generator().manual_seed(0)).eval()
     x, rows = images(150, 1, 8, 8), torch.arange(150)
     model.sites()
     with torch.no_grad():

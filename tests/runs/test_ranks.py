@@ -105,14 +105,14 @@ def test_a_step_that_fails_on_one_rank_is_skipped_by_all(found):
 @pytest.mark.slow
 def test_there_is_one_log_whatever_the_ranks(place):
     logs = [RunFolder(place / str(n) / "everything").log() for n in (1, 2, 3)]
-    assert [record["kind"] for record in logs[0]] == [record["kind"] for record in logs[1]]
+    assert [record.kind for record in logs[0]] == [record.kind for record in logs[1]]
     for one, *others in zip(*logs, strict=True):
         for other in others:
-            for key, value in one.items():
-                near = value if isinstance(value, str) else pytest.approx(value, rel=1e-6)  # means of float32
-                assert key == "seconds" or other[key] == near
+            for key, value in asdict(one).items():
+                near = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value  # means of float32
+                assert key == "seconds" or getattr(other, key) == near
     cards = [RunFolder(place / str(n) / "accumulated").card().environment for n in (1, 2)]
-    assert [(card.get("ranks"), card.get("accumulate")) for card in cards] == [(None, 3), (2, 3)]
+    assert [(card.ranks, card.accumulate) for card in cards] == [(None, 3), (2, 3)]
 
 
 @pytest.mark.slow
@@ -127,10 +127,10 @@ def test_another_number_of_ranks_resumes_the_checkpoint(place, found, n):
     folder = RunFolder(place / str(n) / "stopped")
     assert folder.interrupted and not folder.finished
     run = folder.card().run
-    model = train_run(run, folder, Fabric(accelerator="cpu", devices=1, precision="64-true"), resume=True)
+    model = train_run(run, folder, Fabric(accelerator="cpu", devices=1, precision="64-true"), resume=True).model
     for name, value in found[1, 0]["everything"]["state"].items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=WEIGHTS)
-    assert [there.get("ranks") for there in folder.card().environment["resumed"]] == [None]
+    assert [there.ranks for there in folder.card().environment.resumed] == [None]
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_torchrun_trains_and_evaluates(tmp_path):
     trained = run("train", "--out", str(tmp_path / "run"), *options)
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert trained.stdout.count("Trained cnn-gp-sorf") == 1
-    assert RunFolder(tmp_path / "run").card().environment["ranks"] == 2
+    assert RunFolder(tmp_path / "run").card().environment.ranks == 2
     evaluated = run("evaluate", str(tmp_path / "run"), "-S", "2", "--json", "--device", "cpu")
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert json.loads(evaluated.stdout)["n"] == 1000

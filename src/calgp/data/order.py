@@ -26,7 +26,7 @@ class UniformOrder(Order):
     """Every permutation is equally likely: for images that are all equally fast to reach.
 
     >>> UniformOrder().shuffle(4, torch.Generator().manual_seed(0)).tolist()
-    [2, 0, 1, 3]
+    [0, 1, 3, 2]
     """
 
     def shuffle(self, n: int, generator: torch.Generator) -> Tensor:
