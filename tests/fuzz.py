@@ -355,9 +355,10 @@ def shards() -> list[bytes]:
 def run_readers(folder: Path) -> list[Reader]:
     from lightning_fabric import Fabric
 
-    from calgp import calibration, runs
+    from calgp import runs
     from calgp.cli.flags import run_options
     from calgp.gp import Predictive
+    from calgp.posthoc import calibration
     from calgp.report import write_report
     from calgp.runs.checkpoint import LoadedCheckpoint
     from calgp.runs.decision_metrics import decide_on
@@ -518,7 +519,7 @@ def variants(described: bytes) -> list[bytes]:
 
 
 def calibrators() -> list[dict[str, Any]]:
-    from calgp import calibration
+    from calgp.posthoc import calibration
 
     log_probs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).log_softmax(1)
     y = torch.arange(40) % 3

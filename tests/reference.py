@@ -311,7 +311,7 @@ def gaussian_kl(mean, lower, prior):
     return 0.5 * (np.trace(inverse @ lower @ lower.T) + mean @ inverse @ mean - len(mean) + log_dets)
 
 
-# Decisions (calgp.decisions): loops over images and classes.
+# Decisions (calgp.posthoc.decisions): loops over images and classes.
 
 
 def risk_coverage(doubt, wrong):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from calgp import calibration, cli, metrics
+from calgp import cli, metrics
 from calgp.data import sources
 from calgp.errors import CalgpError
 from calgp.experiments.halving import Budget, Edge, Pilot, Search, best_of, draw, edges_of, successive_halving
@@ -36,6 +36,7 @@ from calgp.experiments.tune_methods import TuningTask, pilots_within, share_done
 from calgp.methods import METHODS
 from calgp.methods.space import Axis
 from calgp.nets import LeNet
+from calgp.posthoc import calibration
 from calgp.runs import Run, RunFolder, from_json
 from calgp.runs.engines import Processes
 

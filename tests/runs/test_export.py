@@ -18,13 +18,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from architectures import ARCHITECTURES
-from calgp import calibration, cli, wrap
+from calgp import cli, wrap
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Latent, Mixture, Noise, Predictive, predict
 from calgp.gp.inference import _Moments
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
+from calgp.posthoc import calibration
 from calgp.runs import Card, Classifier, RunFolder, from_json
 from calgp.runs.environment import environment
 from calgp.runs.record import to_json

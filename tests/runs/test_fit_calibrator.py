@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 from calgp import metrics
-from calgp.calibration import CALIBRATORS, Temperature
 from calgp.data import from_dataset, load
 from calgp.errors import CalgpError
 from calgp.gp import predict
 from calgp.methods import METHODS, Cnn
 from calgp.nets import BACKBONES
+from calgp.posthoc.calibration import CALIBRATORS, Temperature
 from calgp.runs import Run, RunFolder, TrainingData, compare, train_run
 from calgp.runs.record import to_json
 from folders import calibrate, evaluate, held_out, predict_files, predictions, tensors

@@ -6,11 +6,18 @@ import pytest
 import torch
 from PIL import Image
 
-from calgp import decisions
 from calgp.data import Corruption, load
-from calgp.decisions import PredictionSets, Selection, clopper_pearson, keyed_uniform, risk_coverage, uncertainty
 from calgp.errors import CalgpError
 from calgp.gp import predict
+from calgp.posthoc import decisions
+from calgp.posthoc.decisions import (
+    PredictionSets,
+    Selection,
+    clopper_pearson,
+    keyed_uniform,
+    risk_coverage,
+    uncertainty,
+)
 from calgp.runs import RunFolder, ensemble, train_run
 from calgp.runs.evaluation import columns_of
 from calgp.runs.record import to_json

@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calgp import calibration
 from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Task
+from calgp.posthoc import calibration
 from calgp.runs import Run, RunFolder, compare, ensemble, from_json
 from calgp.runs.folder import build
 from calgp.runs.reading import LARGEST_JSON, Stored, model_without_memory, read_header, read_json, read_tensors

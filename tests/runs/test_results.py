@@ -14,13 +14,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calgp import calibration as calibrators
 from calgp.data import CORRUPTIONS, SEVERITIES
-from calgp.decisions import KINDS, SCORES, PredictionSets, Selection
 from calgp.errors import CalgpError
 from calgp.gp import Passes
 from calgp.metrics import Scores
 from calgp.nets import Task
+from calgp.posthoc import calibration as calibrators
+from calgp.posthoc.decisions import KINDS, SCORES, PredictionSets, Selection
 from calgp.runs import Calibration, Card, Evaluation, FittedDecisions, RunFolder, from_json, shipped_run
 from calgp.runs.card import Member
 from calgp.runs.environment import Environment

@@ -22,8 +22,8 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from calgp.decisions import Selection
 from calgp.errors import printable
+from calgp.posthoc.decisions import Selection
 from calgp.runs.classifier import Prediction
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS

@@ -14,10 +14,11 @@ import torch
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 from torch import Tensor
 
-from calgp import calibration, metrics
+from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.gp import NumericalError
 from calgp.methods.space import Axis, Value
+from calgp.posthoc import calibration
 from calgp.runs import Run, RunFolder, from_json
 from calgp.runs.description import to_json
 from calgp.runs.folder import Card

@@ -16,7 +16,7 @@ class Method(ABC):
     """Options, and how to make a model of them. Subclasses are frozen dataclasses."""
 
     summary: ClassVar[str]
-    calibrator: str | None = None  # a name in calgp.calibration: fitted on the hold-out at the end of training
+    calibrator: str | None = None  # a name in calgp.posthoc.calibration: fitted on the hold-out at the end of training
     integrate: bool = False  # whether the last layer is integrated in closed form, so that one pass predicts
 
     def in_one_line(self) -> str:

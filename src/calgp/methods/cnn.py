@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp import calibration
 from calgp.gp import UNMASKED, Latent, MaskedLinear, Masking, Model, Noise, Softmax
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
@@ -19,6 +18,7 @@ from calgp.methods.space import KEEP, RATES, Axis
 from calgp.nets import Backbone, Features, Task
 from calgp.nets.base import KEPT
 from calgp.options import check_options, like, option
+from calgp.posthoc import calibration
 
 
 @dataclass(frozen=True)

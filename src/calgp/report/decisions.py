@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calgp.decisions import SCORES, Selection, risk_coverage, uncertainty
+from calgp.posthoc.decisions import SCORES, Selection, risk_coverage, uncertainty
 from calgp.runs.results import DecisionMetrics, Evaluation, SelectionMetrics
 
 from . import figures

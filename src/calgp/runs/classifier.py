@@ -11,10 +11,10 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from calgp import calibration
 from calgp.data import Corruption, Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Model, Passes, Predictive
+from calgp.posthoc import calibration
 from calgp.run import SEED
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on

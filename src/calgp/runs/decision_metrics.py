@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from calgp.decisions import SCORES, Decisions, clopper_pearson, keyed_uniform, risk_coverage, uncertainty
+from calgp.posthoc.decisions import SCORES, Decisions, clopper_pearson, keyed_uniform, risk_coverage, uncertainty
 from calgp.runs.results import DecisionMetrics, FittedDecisions, SelectionMetrics, Selective, SetMetrics, SetsByClass
 
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from calgp._version import __version__
-from calgp.calibration import LOWEST, Calibrator
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, predict
 from calgp.nets import Task
+from calgp.posthoc.calibration import LOWEST, Calibrator
 from calgp.runs.evaluation import form
 from calgp.runs.record import to_json
 from calgp.runs.writing import reporting, write_whole

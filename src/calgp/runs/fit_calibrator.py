@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from calgp import calibration, metrics
+from calgp import metrics
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Model, Passes
+from calgp.posthoc import calibration
 from calgp.runs.card import Card
 from calgp.runs.evaluation import METRICS, batches, check_form, predict_on_cpu
 from calgp.runs.results import Calibration, HeldOutScores

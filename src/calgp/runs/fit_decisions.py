@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from calgp.data import Images
-from calgp.decisions import PredictionSets, Selection, check_wanted, keyed_uniform, uncertainty
 from calgp.errors import CalgpError
 from calgp.gp import Predictive
+from calgp.posthoc.decisions import PredictionSets, Selection, check_wanted, keyed_uniform, uncertainty
 from calgp.runs.evaluation import BATCH, columns_of
 from calgp.runs.fit_calibrator import calibrated_share
 from calgp.runs.results import Calibration

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from calgp import calibration
-from calgp.calibration import Calibrator
 from calgp.data import Corruption
-from calgp.decisions import Decisions, PredictionSets, Selection
 from calgp.errors import CalgpError
 from calgp.gp import Engine, Passes
 from calgp.metrics import Scores
+from calgp.posthoc import calibration
+from calgp.posthoc.calibration import Calibrator
+from calgp.posthoc.decisions import Decisions, PredictionSets, Selection
 from calgp.runs.environment import Environment
 from calgp.runs.record import Count, Finite, Interval, Share, Text, Whole
 

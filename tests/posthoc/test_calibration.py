@@ -8,8 +8,8 @@ from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from calgp.calibration import CALIBRATORS, Isotonic, Platt, Temperature, VectorScaling, find, from_json, to_json
 from calgp.errors import CalgpError
+from calgp.posthoc.calibration import CALIBRATORS, Isotonic, Platt, Temperature, VectorScaling, find, from_json, to_json
 
 every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 

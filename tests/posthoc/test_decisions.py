@@ -11,7 +11,8 @@ from scipy import stats
 
 import reference
 from calgp.data import load
-from calgp.decisions import (
+from calgp.errors import CalgpError
+from calgp.posthoc.decisions import (
     KINDS,
     SCORES,
     PredictionSets,
@@ -24,7 +25,6 @@ from calgp.decisions import (
     risk_coverage,
     uncertainty,
 )
-from calgp.errors import CalgpError
 from calgp.runs import FittedDecisions, shipped_run
 from calgp.runs.record import parse, to_json
 
