@@ -37,9 +37,10 @@ from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
 from calgp.data import load
-from calgp.experiments import Cell, Paths, run_missing
-from calgp.experiments.scales import MNIST
+from calgp.paper import Cell, run_missing
+from calgp.paper.scales import MNIST
 from calgp.runs import Run, RunFolder, from_json, train_run, training
+from calgp.runs.jobs import Paths
 from calgp.runs.writing import LOCK, PART
 from folders import evaluate
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from calgp import options as options_module
 from calgp.errors import CalgpError
-from calgp.estimator import OWN, ConvGPClassifier
-from calgp.experiments.reproduce import key
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Wrapped
 from calgp.options import COUNT, POSITIVE, Interval, Option, Text, find_option, options_of, validate
 from calgp.run import Run
 from calgp.runs import from_json
+from calgp.runs.jobs import key
+from calgp.sklearn import OWN, ConvGPClassifier
 
 SOURCE = Path(options_module.__file__).parent
 KINDS = [Run, *dict.fromkeys(map(type, METHODS.values())), *dict.fromkeys(map(type, BACKBONES.values())), Wrapped]
@@ -48,7 +48,7 @@ for name, words in {"flag": ["--heat", "4"], "set": ["--set", "warmth=5"], "conf
 found["grid"] = run("sweep", "--dry", "--grid", "heat=7,8", *tiny)
 from calgp import ConvGPClassifier
 from calgp.data import load
-from calgp.experiments.reproduce import key
+from calgp.runs.jobs import key
 from calgp.run import train_command
 from calgp.runs import from_json
 images = load("digits", "test").balanced(20, 0)

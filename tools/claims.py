@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calgp.experiments import EXPERIMENTS
-from calgp.experiments.tables import NAMES as METRICS
+from calgp.paper import EXPERIMENTS
+from calgp.paper.tables import NAMES as METRICS
 from calgp.report.svg import canvas, drawing
 
 DOCS = Path(__file__).parent.parent / "docs"

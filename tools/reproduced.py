@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from calgp.experiments import EXPERIMENTS
-from calgp.experiments.tables import NAMES, PUBLISHED
-from calgp.experiments.verdicts import SAYS, STATES
+from calgp.paper import EXPERIMENTS
+from calgp.paper.tables import NAMES, PUBLISHED
+from calgp.paper.verdicts import SAYS, STATES
 
 DOCS = Path(__file__).parent.parent / "docs"
 MOST = 100  # rows of a table that is still read; longer ones are drawn only

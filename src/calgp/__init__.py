@@ -10,16 +10,16 @@ from calgp._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from calgp.errors import CalgpError
-    from calgp.estimator import ConvGPClassifier
     from calgp.gp import Bound, DeepGP, Predictive, RandomFeatureGP, predict
     from calgp.methods import METHODS
     from calgp.nets import BACKBONES
     from calgp.nets.wrap import wrap
     from calgp.runs import Classifier, Run, compare, ensemble, load, train
+    from calgp.sklearn import ConvGPClassifier
 
 _ROOMS = {
     "calgp.errors": ("CalgpError",),
-    "calgp.estimator": ("ConvGPClassifier",),
+    "calgp.sklearn": ("ConvGPClassifier",),
     "calgp.gp": ("Bound", "DeepGP", "Predictive", "RandomFeatureGP", "predict"),
     "calgp.methods": ("METHODS",),
     "calgp.nets": ("BACKBONES",),

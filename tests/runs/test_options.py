@@ -11,13 +11,13 @@ import torch
 
 from calgp.data import Images, load
 from calgp.errors import CalgpError
-from calgp.experiments.reproduce import key
 from calgp.gp import Bound, Noise
 from calgp.nets import standardisers
 from calgp.runs import Interrupted, RunFolder, TrainingData, from_json, to_json, train_run
 from calgp.runs import training as training_module
 from calgp.runs.evaluation import score
 from calgp.runs.folder import build
+from calgp.runs.jobs import key
 from calgp.runs.training_data import class_weights
 from folders import held_out, predict_files, tensors
 

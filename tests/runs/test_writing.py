@@ -14,8 +14,9 @@ from dataclasses import replace
 import pytest
 
 from calgp.errors import CalgpError
-from calgp.experiments import Paths, run_missing
+from calgp.paper import run_missing
 from calgp.runs import RunFolder, ensemble, train_run, writing
+from calgp.runs.jobs import Paths
 from calgp.runs.results import NoteRecord, TrainRecord
 from calgp.runs.writing import PART, owned, remove_leftovers, reporting, write_whole
 from folders import calibrate, evaluate, tensors

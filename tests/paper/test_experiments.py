@@ -7,11 +7,12 @@ import pytest
 
 from calgp.data import SOURCES
 from calgp.errors import CalgpError
-from calgp.experiments import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
-from calgp.experiments.paper import GPDNN_PRIOR
-from calgp.experiments.reproduce import key
-from calgp.experiments.rows import PAPER, Row
-from calgp.experiments.scales import (
+from calgp.methods import METHODS
+from calgp.nets import BACKBONES, ResNet
+from calgp.paper import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
+from calgp.paper.experiments import GPDNN_PRIOR
+from calgp.paper.rows import PAPER, Row
+from calgp.paper.scales import (
     ALL,
     CAL,
     CGP,
@@ -27,11 +28,10 @@ from calgp.experiments.scales import (
     at_paper_scale,
     faithful,
 )
-from calgp.experiments.tables import comparable_number, described, numbers_table, published_for, table_of
-from calgp.methods import METHODS
-from calgp.nets import BACKBONES, ResNet
+from calgp.paper.tables import comparable_number, described, numbers_table, published_for, table_of
 from calgp.run import train_command
 from calgp.runs import Run, from_json, to_json
+from calgp.runs.jobs import key
 
 PAIRS = [(scale, experiment) for scale in SCALES.values() for experiment in EXPERIMENTS.values()]
 IDS = [f"{scale.name}-{experiment.name}" for scale, experiment in PAIRS]

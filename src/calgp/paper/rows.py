@@ -14,21 +14,13 @@ from calgp.errors import CalgpError
 from calgp.metrics import Outcomes
 from calgp.runs import Card, Evaluation, Run, RunFolder
 from calgp.runs.image_scores import ImageScores, image_scores
+from calgp.runs.jobs import Shift, evaluated_name, evaluation
 
 from .intervals import Estimate, Z, estimate, seed_error
 
 PAPER = ("err", "mnll", "ece", "brier")
 DETECTION = ("auroc", "aupr_out", "aupr_in", "fpr95")
 LOW_ENTROPY = 0.1  # of log Q, the largest entropy: a prediction below it counts as sure
-
-
-@dataclass(frozen=True)
-class Shift:
-    """Test images made worse: how, how much, and how many of them (a balanced part; None: all)."""
-
-    kind: str
-    severity: int
-    images: int | None = None
 
 
 @dataclass(frozen=True)
@@ -224,29 +216,6 @@ def _resampled_metrics(own: ImageScores, outcomes: Outcomes, outside: ImageScore
         others @ low / len(outside),
     )
     return found | metrics.resampled_ood(own.entropy, outside.entropy, weights, others)
-
-
-def evaluated_name(source: str, test: Shift | None) -> str:
-    """What evaluations of a source, or of its corrupted images, are called."""
-    if test is None:
-        return source
-    return f"{source} {test.kind} {test.severity}" + (f" of {test.images}" if test.images else "")
-
-
-def held_out_name(source: str) -> str:
-    """What evaluations of the hold-out of a run are called."""
-    return f"{source} hold-out"
-
-
-def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> Evaluation | None:
-    """The evaluation of a run on a source as its method means it (calibrated, where that is part of the method)."""
-    found = folder.evaluation(source, run.method.calibrator)
-    return found if found is not None and found.samples == passes(run, samples) else None
-
-
-def passes(run: Run, samples: int) -> int:
-    """How many passes predict for a run where others have so many samples: one, if its last layer is integrated."""
-    return 1 if run.method.integrate else samples
 
 
 def _detail(cell: Cell, folder: RunFolder) -> Detail:

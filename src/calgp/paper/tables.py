@@ -9,11 +9,13 @@ from typing import Any
 from calgp.report.experiment import Judged, Table, Tally
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
+from calgp.runs.duration import count_of_training_images
+from calgp.runs.jobs import passes
 
-from .paper import Experiment
+from .experiments import Experiment
 from .published import Published
-from .rows import DETECTION, Cell, Row, passes
-from .scales import at_paper_scale, count_of_training_images, network_of
+from .rows import DETECTION, Cell, Row
+from .scales import at_paper_scale, network_of
 from .verdicts import SAYS, STATES, Part, Verdict
 
 NAMES = {

@@ -9,10 +9,10 @@ import torch
 from scipy import stats
 
 from calgp import metrics
-from calgp.experiments import verdicts
-from calgp.experiments.intervals import Estimate, estimate, seed_error
-from calgp.experiments.rows import PAPER, Resampled, Row, difference
 from calgp.metrics import Outcomes
+from calgp.paper import verdicts
+from calgp.paper.intervals import Estimate, estimate, seed_error
+from calgp.paper.rows import PAPER, Resampled, Row, difference
 
 CHECKSUM, IMAGES = "the same images", 300
 

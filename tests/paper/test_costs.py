@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from calgp.experiments import Cell, Paths, known_costs, measured_costs, priced, rows_of, run_missing
-from calgp.experiments.costs import Prediction, side_by_side
-from calgp.experiments.scales import CIFAR10, CIFAR10_DEEP, SCALES
 from calgp.methods import METHODS
 from calgp.nets import LeNet, Task
+from calgp.paper import Cell, known_costs, measured_costs, priced, rows_of, run_missing
+from calgp.paper.costs import Prediction, side_by_side
+from calgp.paper.scales import CIFAR10, CIFAR10_DEEP, SCALES
 from calgp.runs import Run
+from calgp.runs.jobs import Paths
 
 TASK = Task(1, 28, 28, 10)
 RUN = Run(METHODS["cnn-gp-sorf"], LeNet(channels=(2, 4), hidden=(8,)), train_size=100, steps=2, batch_size=20)

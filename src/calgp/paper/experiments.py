@@ -8,10 +8,11 @@ from typing import Literal
 from calgp.data.corruptions import CORRUPTIONS
 from calgp.errors import CalgpError
 from calgp.runs import Run
+from calgp.runs.jobs import Shift
 
 from . import verdicts
 from .published import FIGURE1, LEARNED, TABLE_GPDNN_MCD, TABLE_LEARNED, TABLE_RF, TABLE_SORF, Published
-from .rows import DETECTION, PAPER, Cell, Shift
+from .rows import DETECTION, PAPER, Cell
 from .scales import (
     ALL,
     CAL,

@@ -9,11 +9,11 @@ from pathlib import Path
 from calgp.errors import CalgpError
 from calgp.run import Run, train_command
 from calgp.runs.engines import Engine, RunningTask, SerialEngine
+from calgp.runs.jobs import Paths, Progress, done_folder
 from calgp.runs.training_data import TrainingData
 from calgp.runs.writing import owned
 
 from .halving import Budget, Options, Pilot
-from .reproduce import Paths, Progress, done_folder
 from .sweep import worded
 from .tune import TuningLog, pilot_job, pilot_run, read_log, scored, search, tune, write_log
 

@@ -14,16 +14,18 @@ from pathlib import Path
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder
+from calgp.runs.duration import count_of_training_images, seconds
 from calgp.runs.engines import FAILURES, Engine, RunningTask, SerialEngine
 from calgp.runs.folder import slug
+from calgp.runs.jobs import Job, Paths, Progress, finished_results, first_done, key, perform, share_done
 from calgp.runs.writing import Busy, owned
+from calgp.search.halving import Budget
+from calgp.search.tune import HOLDOUT, read_log, tune, write_log
 
-from .halving import Budget
-from .paper import EXPERIMENTS, GPDNN_PRIOR, LEARNED
-from .reproduce import Job, Paths, Progress, finished_results, first_done, jobs_of, key, perform, share_done
+from .experiments import EXPERIMENTS, GPDNN_PRIOR, LEARNED
+from .reproduce import jobs_of
 from .rows import Cell
-from .scales import GPDNN_MCD, SORF, Scale, count_of_training_images, find_scale, seconds
-from .tune import HOLDOUT, read_log, tune, write_log
+from .scales import GPDNN_MCD, SORF, Scale, find_scale
 
 TUNED_AS = {LEARNED: SORF, GPDNN_PRIOR: GPDNN_MCD}  # variants of a method that have its options
 IDLE_SECONDS = 20.0  # until a worker for whom nothing is left looks again

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calgp import cli
-from calgp.experiments.verdicts import STATES
+from calgp.paper.verdicts import STATES
 from chromium import Browser
 
 ROOT = Path(__file__).parent.parent.parent

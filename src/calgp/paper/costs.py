@@ -17,10 +17,10 @@ from calgp.nets import Task
 from calgp.runs import Run, identity
 from calgp.runs.environment import environment
 from calgp.runs.folder import build
+from calgp.runs.jobs import Paths
 from calgp.runs.reading import read_json
 from calgp.runs.writing import reporting, write_whole
 
-from .reproduce import Paths
 from .rows import Row
 
 IMAGES, TURNS = 100, 3

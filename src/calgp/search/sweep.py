@@ -20,10 +20,8 @@ from calgp.run import SEED, Run, assign, train_command
 from calgp.runs import RunFolder, from_json
 from calgp.runs.comparison import METRICS, average
 from calgp.runs.engines import Engine, SerialEngine
+from calgp.runs.jobs import Job, Paths, Progress, done_folder, evaluation, held_out_name, run_jobs
 from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
-
-from .reproduce import Job, Paths, Progress, done_folder, run_jobs
-from .rows import evaluation, held_out_name
 
 KINDS = ("uniform", "loguniform", "integer")
 LARGEST = 100_000  # runs: more is a mistake in a grid

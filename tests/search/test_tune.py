@@ -19,9 +19,15 @@ from typer.testing import CliRunner
 from calgp import cli, metrics
 from calgp.data import sources
 from calgp.errors import CalgpError
-from calgp.experiments.halving import Budget, Edge, Pilot, Search, best_of, draw, edges_of, successive_halving
-from calgp.experiments.reproduce import Paths
-from calgp.experiments.tune import (
+from calgp.methods import METHODS
+from calgp.methods.space import Axis
+from calgp.nets import LeNet
+from calgp.posthoc import calibration
+from calgp.runs import Run, RunFolder, from_json
+from calgp.runs.engines import Processes
+from calgp.runs.jobs import Paths
+from calgp.search.halving import Budget, Edge, Pilot, Search, best_of, draw, edges_of, successive_halving
+from calgp.search.tune import (
     TuningLog,
     cross_fitted,
     options_of,
@@ -32,13 +38,7 @@ from calgp.experiments.tune import (
     with_options,
     write_log,
 )
-from calgp.experiments.tune_methods import TuningTask, pilots_within, share_done, tasks_of, tune_methods
-from calgp.methods import METHODS
-from calgp.methods.space import Axis
-from calgp.nets import LeNet
-from calgp.posthoc import calibration
-from calgp.runs import Run, RunFolder, from_json
-from calgp.runs.engines import Processes
+from calgp.search.tune_methods import TuningTask, pilots_within, share_done, tasks_of, tune_methods
 
 every_method = pytest.mark.parametrize("name", METHODS)
 RATE = {"learning_rate": Axis((1e-3, 2e-3, 4e-3), ratio=2.0)}

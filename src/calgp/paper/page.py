@@ -10,11 +10,11 @@ from calgp.report.experiment import experiment_page
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.run import train_command
 from calgp.runs.environment import environment
+from calgp.runs.jobs import key
 from calgp.runs.results import Histogram, Reliability
 from calgp.runs.writing import remove_leftovers, reporting, write_whole
 
-from .paper import Experiment
-from .reproduce import key
+from .experiments import Experiment
 from .rows import PAPER, Cell, Row
 from .scales import Scale
 from .tables import (

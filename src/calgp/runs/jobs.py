@@ -1,4 +1,4 @@
-"""Run what an experiment lacks, like make: a run's folder is named by its content; what is done stays done."""
+"""A list of jobs, each a run and all that it is tested on: done like make, so that what is done stays done."""
 
 import hashlib
 import json
@@ -13,18 +13,31 @@ from calgp.data import data_directory
 from calgp.data.corruptions import corrupted
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
-from calgp.runs import Classifier, Run, RunFolder, Step, identity, train_run
+from calgp.run import Run
+from calgp.runs.classifier import Classifier
+from calgp.runs.description import identity
+from calgp.runs.duration import count_of_test_images, count_of_training_images, seconds
 from calgp.runs.engines import Engine, RunningTask, SerialEngine
 from calgp.runs.evaluation import test_images
+from calgp.runs.folder import RunFolder
 from calgp.runs.image_scores import image_scores, image_scores_name, packed
+from calgp.runs.loop import Step
 from calgp.runs.reading import read_json
+from calgp.runs.results import Evaluation
+from calgp.runs.training import train_run
 from calgp.runs.training_data import held_out_images
-from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
-
-from .rows import Cell, Row, Shift, evaluated_name, evaluation, held_out_name, passes, row_of
-from .scales import count_of_test_images, count_of_training_images, seconds
+from calgp.runs.writing import remove_leftovers, reporting, write_whole
 
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Test images made worse: how, how much, and how many of them (a balanced part; None: all)."""
+
+    kind: str
+    severity: int
+    images: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,17 +140,27 @@ def key(run: Run) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def jobs_of(cells: Iterable[Cell]) -> list[Job]:
-    """The runs of all cells, each once, with all that they are tested on; the cheapest first."""
-    found: dict[tuple[str, int], Job] = {}
-    for cell in cells:
-        for run in cell.runs:
-            name = key(run), cell.samples
-            job = found.get(name, Job(run, cell.samples))
-            tests = tuple(dict.fromkeys((*job.tests, cell.test)))
-            outside = job.outside + ((cell.outside,) if cell.outside and cell.outside not in job.outside else ())
-            found[name] = Job(run, cell.samples, tests, outside)
-    return sorted(found.values(), key=lambda job: job.seconds)
+def evaluated_name(source: str, test: Shift | None) -> str:
+    """What evaluations of a source, or of its corrupted images, are called."""
+    if test is None:
+        return source
+    return f"{source} {test.kind} {test.severity}" + (f" of {test.images}" if test.images else "")
+
+
+def held_out_name(source: str) -> str:
+    """What evaluations of the hold-out of a run are called."""
+    return f"{source} hold-out"
+
+
+def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> Evaluation | None:
+    """The evaluation of a run on a source as its method means it (calibrated, where that is part of the method)."""
+    found = folder.evaluation(source, run.method.calibrator)
+    return found if found is not None and found.samples == passes(run, samples) else None
+
+
+def passes(run: Run, samples: int) -> int:
+    """How many passes predict for a run where others have so many samples: one, if its last layer is integrated."""
+    return 1 if run.method.integrate else samples
 
 
 def finished_results(paths: Iterable[Path]) -> dict[str, list[RunFolder]]:
@@ -218,50 +241,6 @@ def keep(folder: RunFolder, target: Path) -> None:
         write_whole(target / "run.json", (json.dumps(described, indent=1) + "\n").encode())  # last: then it counts
 
 
-def _keep_finished(cells: Iterable[Cell], where: Paths) -> None:
-    """Keep what is finished and was not kept: by a process that was killed, or without its per-image scores."""
-    if where.keep is None:
-        return
-    for job in jobs_of(cells):
-        folder, target = RunFolder(where.runs / job.key), RunFolder(where.keep / job.key)
-        if first_done(job, [folder]) is not None and (
-            first_done(job, [target]) is None or _lacks_image_scores(folder, target)
-        ):
-            keep(folder, target.path)
-
-
-def _lacks_image_scores(folder: RunFolder, target: RunFolder) -> bool:
-    """Whether the run's folder has predictions whose per-image scores were not kept."""
-    return any(
-        not (target.path / image_scores_name(folder, evaluated)).is_file()
-        for evaluated in folder.evaluations()
-        if (folder.path / folder.predictions_name(evaluated.source, evaluated.calibrator)).is_file()
-    )
-
-
-def missing(cells: Iterable[Cell], where: Paths) -> list[Job]:
-    """The jobs that are still to be done."""
-    results = finished_results(where.small)
-    return [job for job in jobs_of(cells) if done_folder(job, where, results) is None]
-
-
-def run_missing(
-    cells: Iterable[Cell],
-    where: Paths,
-    *,
-    engine: Engine = SerialEngine(),
-    watch: Callable[[Progress], None] = lambda progress: None,
-) -> dict[str, str]:
-    """Run what is missing for some cells; what failed, by key, with the reason. The others go on.
-
-    Of two processes with the same place for their runs the second is refused.
-    """
-    cells = list(cells)
-    with owned(where.runs):
-        _keep_finished(cells, where)
-        return run_jobs(missing(cells, where), where, engine=engine, watch=watch)
-
-
 def run_jobs(
     todo: Sequence[Job], where: Paths, *, engine: Engine = SerialEngine(), watch: Callable[[Progress], None]
 ) -> dict[str, str]:
@@ -292,17 +271,6 @@ def run_jobs(
     if todo:
         engine.run(partial(perform, where=where.absolute()), todo, ended=ended, watch=under_way)
     return tally.failures
-
-
-def rows_of(cells: Iterable[Cell], where: Paths) -> list[Row]:
-    """A row for each cell, from the small results of runs that are done; `where.runs` is not looked at."""
-    results = finished_results(where.small)
-    rows = []
-    for cell in cells:
-        wanted = [Job(run, cell.samples, (cell.test,), (cell.outside,) if cell.outside else ()) for run in cell.runs]
-        found = [first_done(job, results.get(job.key, ())) for job in wanted]
-        rows.append(row_of(cell, [folder for folder in found if folder is not None]))
-    return rows
 
 
 def share_done(job: Job, where: Paths) -> float:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from calgp.experiments import queue, scales
-from calgp.experiments.halving import Budget
-from calgp.experiments.paper import LEARNED
-from calgp.experiments.queue import Tuning, make_plan, run_queue, stale, tuned
-from calgp.experiments.reproduce import Paths, rows_of
-from calgp.experiments.scales import (
+from calgp.paper import queue, scales
+from calgp.paper.experiments import LEARNED
+from calgp.paper.queue import Tuning, make_plan, run_queue, stale, tuned
+from calgp.paper.reproduce import rows_of
+from calgp.paper.scales import (
     CAL,
     CIFAR10,
     CIFAR10_DEEP,
@@ -30,8 +29,10 @@ from calgp.experiments.scales import (
     SORF_INTEGRATED,
     SVDKL,
 )
-from calgp.experiments.tune import read_log
 from calgp.runs import RunFolder
+from calgp.runs.jobs import Paths
+from calgp.search.halving import Budget
+from calgp.search.tune import read_log
 
 SMOKE = SCALES["smoke"]
 BUDGET = Budget(pilots=2, steps=6, samples=2, images=(50, 100))

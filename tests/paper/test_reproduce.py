@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from calgp import cli
 from calgp.errors import CalgpError
-from calgp.experiments import EXPERIMENTS, SCALES, Cell, Paths, jobs_of, reproduce, rows_of, run_missing
-from calgp.experiments.page import table_of, write_experiment
-from calgp.experiments.rows import Shift
-from calgp.experiments.scales import MNIST
 from calgp.methods import METHODS
 from calgp.nets import LeNet
+from calgp.paper import EXPERIMENTS, SCALES, Cell, jobs_of, rows_of, run_missing
+from calgp.paper.page import table_of, write_experiment
+from calgp.paper.scales import MNIST
 from calgp.run import train_command
-from calgp.runs import Classifier, Run, RunFolder, training
+from calgp.runs import Classifier, Run, RunFolder, jobs, training
 from calgp.runs.engines import Processes
+from calgp.runs.jobs import Paths, Shift
 
 RUN = Run(METHODS["cnn-gp-sorf"], LeNet(channels=(2, 4), hidden=(8,)), train_size=100, steps=4, batch_size=20)
 CELL = Cell("SORF", MNIST, None, (RUN, dataclasses.replace(RUN, seed=1)), samples=2, outside="letters")
@@ -35,7 +35,7 @@ def kept_in(folder: Path) -> Paths:
 def counted(monkeypatch):
     """Counts the optimiser steps, trainings and evaluations that are really made."""
     made = {"steps": 0, "train": 0, "evaluate": 0}
-    fit, train, evaluate = training.fit, reproduce.train_run, Classifier.evaluate
+    fit, train, evaluate = training.fit, jobs.train_run, Classifier.evaluate
 
     def counting_fit(*arguments, **options):
         for step in fit(*arguments, **options):
@@ -50,7 +50,7 @@ def counted(monkeypatch):
         return call
 
     monkeypatch.setattr(training, "fit", counting_fit)
-    monkeypatch.setattr(reproduce, "train_run", counting("train", train))
+    monkeypatch.setattr(jobs, "train_run", counting("train", train))
     monkeypatch.setattr(Classifier, "evaluate", counting("evaluate", evaluate))
     return made
 
@@ -76,11 +76,11 @@ def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkey
     with pytest.raises(SystemExit):
         run_missing([cell], where)
     monkeypatch.undo()
-    folder = RunFolder(where.runs / reproduce.key(RUN))
+    folder = RunFolder(where.runs / jobs.key(RUN))
     assert folder.interrupted and not folder.finished
     assert rows_of([cell], where)[0].values == {}  # what is half done is no result
     steps = []
-    reproduce.perform(jobs_of([cell])[0], where, steps.append)
+    jobs.perform(jobs_of([cell])[0], where, steps.append)
     assert steps == [0.8 * 3 / 4, 0.8]  # steps 3 and 4 alone
     assert len(rows_of([cell], where)[0].values["err"]) == 1
     straight = kept_in(tmp_path / "straight")
@@ -117,7 +117,7 @@ def test_a_kill_between_evaluations_repeats_none(tmp_path, counted, monkeypatch)
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path):
     where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,), outside=None)
     run_missing([cell], where)
-    folder = RunFolder(where.runs / reproduce.key(RUN))
+    folder = RunFolder(where.runs / jobs.key(RUN))
     for file in folder.path.iterdir():
         if file.name not in ("run.json", "log.jsonl"):
             file.unlink()
@@ -128,13 +128,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path):
 def test_kept_results_are_taken_by_content_whatever_their_folder_is_called(tmp_path, counted):
     where = kept_in(tmp_path)
     run_missing([CELL], where)
-    names = {file.name for file in (tmp_path / "kept" / reproduce.key(RUN)).iterdir()}
+    names = {file.name for file in (tmp_path / "kept" / jobs.key(RUN)).iterdir()}
     assert names == {
         "run.json", "log.jsonl", "scores-digits.json", "scores-letters.json", "images-digits.safetensors.gz",
         "images-letters.safetensors.gz",
     }  # fmt: skip
-    assert "command" not in json.loads((tmp_path / "kept" / reproduce.key(RUN) / "run.json").read_text())["environment"]
-    (tmp_path / "kept" / reproduce.key(RUN)).rename(tmp_path / "kept" / "somebody's name")
+    assert "command" not in json.loads((tmp_path / "kept" / jobs.key(RUN) / "run.json").read_text())["environment"]
+    (tmp_path / "kept" / jobs.key(RUN)).rename(tmp_path / "kept" / "somebody's name")
     elsewhere = Paths(tmp_path / "none", results=(tmp_path / "kept",))
     before = dict(counted)
     assert run_missing([CELL], elsewhere) == {}
@@ -154,7 +154,7 @@ def test_results_that_were_given_go_before_those_that_are_kept(tmp_path):
     """The four cells: the same run, made again on another machine, replaced the repository's numbers on a page."""
     run_missing([CELL], kept_in(tmp_path / "theirs"))
     run_missing([CELL], kept_in(tmp_path / "mine"))
-    scores = tmp_path / "theirs/kept" / reproduce.key(RUN) / "scores-digits.json"
+    scores = tmp_path / "theirs/kept" / jobs.key(RUN) / "scores-digits.json"
     data = json.loads(scores.read_text())
     data["scores"]["mnll"] = 9.0
     scores.write_text(json.dumps(data))
@@ -210,8 +210,8 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
     failing = dataclasses.replace(RUN, learning_rate=9e11, optimiser="sgd", kl_weight=9e11, steps=8)
     cells = [CELL, dataclasses.replace(CELL, method="failing", runs=(failing,))]
     failures = run_missing(cells, kept_in(tmp_path))
-    assert list(failures) == [reproduce.key(failing)]
-    assert "Training failed" in failures[reproduce.key(failing)]
+    assert list(failures) == [jobs.key(failing)]
+    assert "Training failed" in failures[jobs.key(failing)]
     good, bad = rows_of(cells, kept_in(tmp_path))
     assert len(good.values["err"]) == 2
     assert bad.values == {}
@@ -260,7 +260,7 @@ def test_files_of_an_experiment(tmp_path):
     assert missing["err"] == "not run"
     told = json.loads((page.parent / "table.json").read_text())
     assert [row["err"] for row in told["rows"]] == [row["err"] for row in table_of(experiment, rows)]
-    assert set(told["runs"]) == {reproduce.key(run) for run in CELL.runs}
+    assert set(told["runs"]) == {jobs.key(run) for run in CELL.runs}
 
 
 def test_processes_give_the_same_numbers(tmp_path):
@@ -321,7 +321,7 @@ def test_the_command_of_a_training_trains_that_very_run(tmp_path, monkeypatch):
     run = dataclasses.replace(SCALES["smoke"].run("CNN+GP(RF)", MNIST, 100, 1), steps=1, kl_weight=0.5, holdout=0.2)
     result = CliRunner().invoke(cli.app, [*shlex.split(train_command(run))[1:], "--out", "run"])
     assert result.exit_code == 0, result.output
-    assert reproduce.key(RunFolder("run").card().run) == reproduce.key(run)
+    assert jobs.key(RunFolder("run").card().run) == jobs.key(run)
 
 
 def test_list_names_every_experiment():

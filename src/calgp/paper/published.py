@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from calgp.runs.duration import IMAGES
+
 from .rows import PAPER
 from .scales import (
     CGP,
@@ -10,7 +12,6 @@ from .scales import (
     CIFAR100_DEEP,
     GPDNN,
     GPDNN_MCD,
-    IMAGES,
     MNIST,
     RF,
     SCALES,

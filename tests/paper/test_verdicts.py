@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from calgp.experiments import verdicts
-from calgp.experiments.rows import Row, difference
+from calgp.paper import verdicts
+from calgp.paper.rows import Row, difference
 
 
 def row(method: str, *err: float, x: float | None = None, half: float | None = 0.0, panel: str = "p", **more) -> Row:

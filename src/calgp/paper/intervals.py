@@ -33,7 +33,7 @@ class Estimate:
         scored on the same test images: the spread over seeds does not contain the chance of the test images. Each
         has its own quantile. One Student quantile with Welch and Satterthwaite's degrees of freedom is too narrow
         here: with two seeds each it tells equal methods apart in up to 8 % of cases, and in 68 % of families of 40
-        (tests/experiments/test_intervals.py).
+        (tests/paper/test_intervals.py).
 
         With one seed, the interval covers the chance of the test images alone.
 

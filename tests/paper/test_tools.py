@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from calgp import cli
-from calgp.experiments import EXPERIMENTS, Paths, rows_of, run_missing
-from calgp.experiments.page import write_experiment
-from calgp.experiments.scales import MNIST, RF, SCALES
+from calgp.paper import EXPERIMENTS, rows_of, run_missing
+from calgp.paper.page import write_experiment
+from calgp.paper.scales import MNIST, RF, SCALES
+from calgp.runs.jobs import Paths
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="tools/ is only in a checkout")

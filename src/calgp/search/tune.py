@@ -22,12 +22,11 @@ from calgp.posthoc import calibration
 from calgp.runs import Run, RunFolder, from_json
 from calgp.runs.description import to_json
 from calgp.runs.folder import Card
+from calgp.runs.jobs import Job, Paths, done_folder, evaluation, held_out_name, perform
 from calgp.runs.reading import read_json
 from calgp.runs.writing import reporting, write_whole
 
 from .halving import Attempt, Budget, Edge, Options, Pilot, Search, best_of, edges_of, successive_halving
-from .reproduce import Job, Paths, done_folder, perform
-from .rows import evaluation, held_out_name
 
 __all__ = ["Budget", "Edge", "MadeBy", "Pilot", "TuningLog", "read_log", "tune", "with_options", "write_log"]
 

@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 from calgp import cli
 from calgp.errors import CalgpError
-from calgp.experiments.reproduce import Paths
-from calgp.experiments.sweep import (
+from calgp.runs import RunFolder
+from calgp.runs.engines import Processes, Ray
+from calgp.runs.jobs import Paths
+from calgp.search.sweep import (
     Part,
     Sweep,
     axis_of,
@@ -31,8 +33,6 @@ from calgp.experiments.sweep import (
     worded,
     write_sweep,
 )
-from calgp.runs import RunFolder
-from calgp.runs.engines import Processes, Ray
 from runs.engine_work import Marking
 
 TINY = {
