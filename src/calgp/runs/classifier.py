@@ -213,8 +213,9 @@ class Classifier:
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
     ) -> Iterator[Predictive]:
         """The predictive of each batch of (images, rows), on the CPU, calibrated."""
+        calibrator = self.calibrator  # one for all batches, though another thread may calibrate meanwhile
         for part in predict_on_cpu(self.model, data, self.passes() if how is None else how, seed=seed):
-            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+            yield part if calibrator is None else part.calibrated(calibrator.apply(part.log_probs))
 
     def decide_on(self, part: Predictive, x: Tensor) -> dict[str, Tensor]:
         """What the run decides on predicted images `x` (uint8): `abstained`, `sets`, as far as it has decisions."""

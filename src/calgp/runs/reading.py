@@ -10,6 +10,7 @@ import math
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -240,12 +241,12 @@ class _Valueless(TorchFunctionMode):
 
 @contextmanager
 def _counting(most: int) -> Iterator[None]:
-    """Stops a network that never ends: each tensor that a module takes is counted."""
-    taken = 0
+    """Stops a network that never ends: each tensor that a module of this thread takes is counted."""
+    taken, here = 0, threading.get_ident()
 
     def count(module: torch.nn.Module, name: str, value: Tensor | None) -> None:
         nonlocal taken
-        taken += 1
+        taken += threading.get_ident() == here
         if taken > most:
             raise CalgpError(f"run.json describes a model of more than {most} tensors, its file has far fewer.")
 
