@@ -374,7 +374,7 @@ def main() -> None:
     clock = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         tally = run(Path(place).resolve(), **vars(options))
-    told = {
+    summary = {
         "command": ["python", "tests/kills.py", *sys.argv[1:]],
         "date": date.today().isoformat(),
         "seconds": round(time.monotonic() - clock),
@@ -383,7 +383,7 @@ def main() -> None:
         "works": tally.works,
         "left behind": dict(tally.left.most_common()),
     }
-    print(json.dumps(told, indent=1))
+    print(json.dumps(summary, indent=1))
 
 
 if __name__ == "__main__":

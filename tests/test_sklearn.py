@@ -23,7 +23,7 @@ from calgp.runs import RunFolder, TrainingData, from_json, train_run
 from folders import evaluate, predict_files
 
 TINY = {"backbone_options": {"channels": (4,), "hidden": (16,)}, "device": "cpu", "passes": 5}
-# The checks fit it more than a hundred times, on pictures of 1 × 2 pixels and the like: a network that pads them to no
+# The checks fit it more than a hundred times, on images of 1 × 2 pixels and the like: a network that pads them to no
 # more than 4 × 4. In double precision, since they want probabilities to be the same to 1e-7 in any order of X.
 CHECKED = ConvGPClassifier(
     backbone="resnet", backbone_options={"n": 1, "widths": (8,), "pad_to": 4}, method_options={"n_rf": 32}, passes=5,
@@ -112,8 +112,8 @@ def test_the_same_pictures_in_every_arrangement(fitted):
         assert same(other.model_.state_dict(), expected.model_.state_dict())
     colours = np.random.default_rng(0).integers(256, size=(60, 8, 9, 3), dtype=np.uint8)
     last, first, flat = (
-        estimator(image_shape=shape).fit(pictures, Y)
-        for shape, pictures in (
+        estimator(image_shape=shape).fit(images, Y)
+        for shape, images in (
             (None, colours), (None, colours.transpose(0, 3, 1, 2)), ((8, 9, 3), colours.reshape(60, -1))
         )
     )  # fmt: skip

@@ -101,11 +101,11 @@ def at_paper_scale(claim: Claim) -> tuple[str, str]:
 
 def elsewhere(claim: Claim) -> str:
     """What comparisons that are not at the paper's scale found, a line for each scale."""
-    told = []
+    found = []
     for scale, rows, verdict in claim.found:
         parts = [part for part in verdict["comparisons"] if not part["at_paper_scale"]]
-        told += [f"{scale}: {evidence(rows, parts)}"] if parts else []
-    return "<br>".join(told) or "–"
+        found += [f"{scale}: {evidence(rows, parts)}"] if parts else []
+    return "<br>".join(found) or "–"
 
 
 def evidence(rows: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:

@@ -76,7 +76,7 @@ def _verdict(verdict: dict[str, Any]) -> list[str]:
     for part in verdict["comparisons"]:
         places.setdefault((part["panel"], part["metric"]), Counter())[part["state"]] += 1
     panels, metrics = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
-    lines = [f"**{_says(verdict)}**: {verdict['claim']} ({verdict['told']})\n\n"]
+    lines = [f"**{_says(verdict)}**: {verdict['claim']} ({verdict['summary']})\n\n"]
     if len(panels) > 1:
         lines.append(f"| {COUNTS} | {' | '.join(NAMES[metric] for metric in metrics)} |\n")
         lines.append(f"| --- |{' ---: |' * len(metrics)}\n")

@@ -103,11 +103,11 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"A classifier needs at least two classes; y has only one class, {self.classes_[0]!r}.")
-        pictures = arranged(X, self.image_shape, self.channels)
-        self.image_shape_ = pictures.shape[1:]
-        self.pixel_range_ = None if X.dtype == np.uint8 else _range(pictures, self.pixel_range)
+        pixels = arranged(X, self.image_shape, self.channels)
+        self.image_shape_ = pixels.shape[1:]
+        self.pixel_range_ = None if X.dtype == np.uint8 else _range(pixels, self.pixel_range)
         names = tuple(str(label) for label in self.classes_)
-        images = Images.of(_bytes(pictures, self.pixel_range_), torch.from_numpy(labels.astype(np.int64)), names)
+        images = Images.of(_bytes(pixels, self.pixel_range_), torch.from_numpy(labels.astype(np.int64)), names)
         self.run_ = self._run()
         self._train(TrainingData.cut(images, self.run_))
         return self
@@ -207,9 +207,9 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
     def _read(self, X: Any) -> Tensor:
         """Pictures to predict, as those that were learned."""
         X = validate_data(self, X, allow_nd=True, reset=False)
-        pictures = arranged(X, self.image_shape, self.channels)
-        if pictures.shape[1:] != self.image_shape_:
-            has, wants = (" × ".join(map(str, shape)) for shape in (pictures.shape[1:], self.image_shape_))
+        pixels = arranged(X, self.image_shape, self.channels)
+        if pixels.shape[1:] != self.image_shape_:
+            has, wants = (" × ".join(map(str, shape)) for shape in (pixels.shape[1:], self.image_shape_))
             raise ValueError(f"X has images of {has}; fit has seen {wants} (channels × height × width).")
         if (X.dtype == np.uint8) != (self.pixel_range_ is None):
             seen = (
@@ -218,7 +218,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
                 else f"numbers from {self.pixel_range_[0]} to {self.pixel_range_[1]}"
             )
             raise ValueError(f"X has pixels of {X.dtype}; fit has seen {seen}: give the same kind.")
-        return _bytes(pictures, self.pixel_range_)
+        return _bytes(pixels, self.pixel_range_)
 
 
 def arranged(X: np.ndarray, image_shape: tuple[int, ...] | None, channels: str) -> np.ndarray:
@@ -252,7 +252,7 @@ def _unflattened(X: np.ndarray, image_shape: tuple[int, ...] | None) -> np.ndarr
     return X.reshape(len(X), *shape, *(1,) * (3 - len(shape))).transpose(0, 3, 1, 2)
 
 
-def _range(pictures: np.ndarray, given: tuple[float, float] | None) -> tuple[float, float]:
+def _range(pixels: np.ndarray, given: tuple[float, float] | None) -> tuple[float, float]:
     if given is not None:
         low, high = given
         if not -np.inf < low < high < np.inf:
@@ -260,19 +260,19 @@ def _range(pictures: np.ndarray, given: tuple[float, float] | None) -> tuple[flo
                 f"Invalid pixel_range={given}: must be (black, white) with black below white, such as (0, 1)."
             )
         return float(low), float(high)
-    low, high = float(pictures.min()), float(pictures.max())
+    low, high = float(pixels.min()), float(pixels.max())
     if low >= 0 and high <= 1:
         return 0.0, 1.0
     return low, high if high > low else low + 1
 
 
-def _bytes(pictures: np.ndarray, pixel_range: tuple[float, float] | None) -> Tensor:
+def _bytes(pixels: np.ndarray, pixel_range: tuple[float, float] | None) -> Tensor:
     """uint8 as it is; other numbers from their range to 0 … 255."""
     if pixel_range is not None:
         low, high = pixel_range
-        scaled = (pictures.astype(np.float64) - low) * (255 / (high - low))
-        pictures = scaled.round().clip(0, 255).astype(np.uint8)
-    return torch.from_numpy(np.array(pictures, order="C"))
+        scaled = (pixels.astype(np.float64) - low) * (255 / (high - low))
+        pixels = scaled.round().clip(0, 255).astype(np.uint8)
+    return torch.from_numpy(np.array(pixels, order="C"))
 
 
 def _batches(x: Tensor, like: Tensor) -> Iterator[Batch]:

@@ -56,7 +56,7 @@ def test_cells_are_distinct_and_their_runs_can_be_described(scale, experiment):
 def test_judges_say_not_run_where_nothing_was(scale, experiment):
     rows = [Row(cell.method, cell.panel, cell.x, runs=cell.runs) for cell in experiment.planned(scale)]
     for judge in experiment.verdicts:
-        assert judge(rows).told == "not run"
+        assert judge(rows).summary == "not run"
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))

@@ -61,8 +61,8 @@ def test_bars_count_the_comparisons_of_their_claim(browser, pages):
     for name in NAMES:
         page.open((pages / name / "report.html").as_uri())
         shown = page.evaluate(COUNTED)
-        told = json.loads((pages / name / "table.json").read_text())["verdicts"]
-        counted = [verdict["comparisons"] for verdict in told]  # a single one stands in words, without a bar
+        written = json.loads((pages / name / "table.json").read_text())["verdicts"]
+        counted = [verdict["comparisons"] for verdict in written]  # a single one stands in words, without a bar
         states = [[part["state"] for part in parts] if len(parts) > 1 else [] for parts in counted]
         assert shown == [[each.count(state) for state in STATES] for each in states], name
     page.close()
@@ -72,7 +72,7 @@ def test_the_bar_of_one_comparison_says_its_difference(browser, pages):
     page = browser.page()
     page.open((pages / "ablation" / "report.html").as_uri())
     shown = page.evaluate("[...document.querySelectorAll('.tally .bar > span')].map(part => part.textContent)")
-    told = json.loads((pages / "ablation" / "table.json").read_text())["verdicts"]
-    differences = [part["difference"] for verdict in told for part in verdict["comparisons"]]
+    written = json.loads((pages / "ablation" / "table.json").read_text())["verdicts"]
+    differences = [part["difference"] for verdict in written for part in verdict["comparisons"]]
     assert [float(each.replace("−", "-")) for each in shown] == pytest.approx(differences, abs=6e-5)
     page.close()

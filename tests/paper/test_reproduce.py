@@ -258,9 +258,9 @@ def test_files_of_an_experiment(tmp_path):
     made, missing = csv.DictReader((page.parent / "table.csv").read_text().splitlines())
     assert float(made["err"]) == pytest.approx(rows[0].mean("err"))
     assert missing["err"] == "not run"
-    told = json.loads((page.parent / "table.json").read_text())
-    assert [row["err"] for row in told["rows"]] == [row["err"] for row in table_of(experiment, rows)]
-    assert set(told["runs"]) == {jobs.key(run) for run in CELL.runs}
+    written = json.loads((page.parent / "table.json").read_text())
+    assert [row["err"] for row in written["rows"]] == [row["err"] for row in table_of(experiment, rows)]
+    assert set(written["runs"]) == {jobs.key(run) for run in CELL.runs}
 
 
 def test_processes_give_the_same_numbers(tmp_path):
@@ -347,5 +347,5 @@ def test_everything_at_smoke_scale(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert invoked("all").exit_code == 0
     for name in EXPERIMENTS:
-        told = json.loads((tmp_path / "reproduced/smoke" / name / "table.json").read_text())
-        assert all(row["err"] != "not run" for row in told["rows"]), name
+        written = json.loads((tmp_path / "reproduced/smoke" / name / "table.json").read_text())
+        assert all(row["err"] != "not run" for row in written["rows"]), name

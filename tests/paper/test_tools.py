@@ -106,14 +106,14 @@ def found(claims, *verdicts):
     [("held", "supported"), ("not held", "contradicted"), ("mixed", "mixed"), ("undecided", "undecided")],
 )
 def test_a_claim_that_was_tested_at_the_papers_scale_has_a_word(claims, state, word):
-    told, evidence = claims.at_paper_scale(found(claims, ("desk", state, [part("held")])))
-    assert told == word
+    shown, evidence = claims.at_paper_scale(found(claims, ("desk", state, [part("held")])))
+    assert shown == word
     assert evidence == "for: difference −0.100 (−0.200 … −0.050); lenet, 60,000 images, 3 seeds"
 
 
 def test_one_seed_at_the_papers_scale_is_no_test_of_it(claims):
-    told, evidence = claims.at_paper_scale(found(claims, ("laptop", "one seed", [part("one seed")])))
-    assert told == "not tested" and evidence.startswith("one seed, for")
+    shown, evidence = claims.at_paper_scale(found(claims, ("laptop", "one seed", [part("one seed")])))
+    assert shown == "not tested" and evidence.startswith("one seed, for")
 
 
 def test_a_claim_tested_on_some_panels_says_on_how_many(claims):

@@ -47,7 +47,7 @@ def test_among_judges_the_chosen_rows_only():
     """Clean images, on which b is better, say nothing about corrupted ones."""
     clean = [row("a", 0.5, 0.51, x=0.0), row("b", 0.1, 0.11, x=0.0)]
     corrupted = [row("a", 0.5, 0.51, x=1.0), row("b", 0.9, 0.91, x=1.0)]
-    judge = verdicts.among(lambda each: each.x != 0, verdicts.lower("a < b", ("a",), ("b",), ("err",)))
+    judge = verdicts.where(lambda each: each.x != 0, verdicts.lower("a < b", ("a",), ("b",), ("err",)))
     assert judge([*clean, *corrupted]).state == "held"
     assert judge(clean).parts == ()
 
@@ -137,14 +137,14 @@ def test_comparisons_are_counted_where_they_were_made():
 
 def test_what_was_not_run_is_undecided_and_says_so():
     verdict = verdicts.lower("a < b", ("a",), ("b",))([row("a", 0.1, 0.2), row("b")])
-    assert (verdict.state, verdict.told, verdict.parts) == ("not run", "not run", ())
+    assert (verdict.state, verdict.summary, verdict.parts) == ("not run", "not run", ())
 
 
 def test_runs_whose_chance_of_test_images_is_unknown_decide_nothing():
     rows = [row("a", 0.1, 0.1, half=None), row("b", 0.9, 0.9, half=None)]
     verdict = verdicts.lower("a < b", ("a",), ("b",), ("err",))(rows)
     assert verdict.state == "undecided"
-    assert "no interval" in verdict.told
+    assert "no interval" in verdict.summary
 
 
 def test_comparisons_on_both_sides_are_mixed():
@@ -152,8 +152,8 @@ def test_comparisons_on_both_sides_are_mixed():
     verdict = verdicts.lower("a < b", ("a",), ("b",), ("err",))(rows)
     assert [part.state for part in verdict.parts] == ["held", "not held"]  # x is compared with the same x only
     assert verdict.state == "mixed"
-    assert "1 for it, 1 against, 0 undecided" in verdict.told
-    assert "(p, 2): 0.4000" in verdict.told  # the comparison that is most against it
+    assert "1 for it, 1 against, 0 undecided" in verdict.summary
+    assert "(p, 2): 0.4000" in verdict.summary  # the comparison that is most against it
 
 
 @pytest.mark.parametrize(

@@ -149,10 +149,10 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dry = invoked(*FLAGS, "--seeds", "0,1", "--out", "x", "--dry").output
     assert "4 runs are missing" in " ".join(dry.split()) and not Path("x").exists()
-    told = json.loads(invoked(*FLAGS, "--seeds", "0,1", "--out", "x", "--json").stdout)
-    mnll = [row["holdout_mnll"] for row in told["rows"]]
-    assert mnll == sorted(mnll) and all(row["holdout_mnll_se"] > 0 for row in told["rows"])
-    assert not any(name.startswith("test_") for row in told["rows"] for name in row)
+    written = json.loads(invoked(*FLAGS, "--seeds", "0,1", "--out", "x", "--json").stdout)
+    mnll = [row["holdout_mnll"] for row in written["rows"]]
+    assert mnll == sorted(mnll) and all(row["holdout_mnll_se"] > 0 for row in written["rows"])
+    assert not any(name.startswith("test_") for row in written["rows"] for name in row)
     assert not list(Path("x").rglob("scores-digits.json"))
     models = {path: path.stat().st_mtime_ns for path in Path("x").rglob("model.safetensors")}
     assert len(models) == 4
@@ -163,9 +163,9 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
     assert [float(row["holdout_mnll"]) for row in rows] == mnll and "test_mnll" in rows[0]
     page = Path("x/report.html").read_text()
     assert "calgp sweep" in page and 'src="http' not in page and "<script" not in page
-    result = CliRunner().invoke(cli.app, [*shlex.split(told["best"])[1:], "--out", "best"])
+    result = CliRunner().invoke(cli.app, [*shlex.split(written["best"])[1:], "--out", "best"])
     assert result.exit_code == 0, result.output
-    best = Path("x/runs") / told["rows"][0]["runs"][0]
+    best = Path("x/runs") / written["rows"][0]["runs"][0]
     assert RunFolder("best").card().run == RunFolder(best).card().run
 
 
@@ -177,8 +177,8 @@ def test_a_run_that_fails_stops_no_other_and_cannot_be_the_best(tmp_path):
     good, bad = found_by(sweep, tmp_path)
     assert (good.setting["kl_weight"], len(good.seeds)) == (1.0, 1)
     assert (bad.seeds, bad.held_out) == ((), {})
-    told = write_sweep(sweep, [good, bad], tmp_path, command="calgp sweep", failures=failures)
-    assert "kl-weight" not in told["best"] and "Training failed" in (tmp_path / "report.html").read_text()
+    written = write_sweep(sweep, [good, bad], tmp_path, command="calgp sweep", failures=failures)
+    assert "kl-weight" not in written["best"] and "Training failed" in (tmp_path / "report.html").read_text()
 
 
 def test_parts_make_the_whole_and_the_last_writes_the_table(tmp_path, monkeypatch):
@@ -263,11 +263,11 @@ def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, n
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     process.send_signal(number)
-    told = process.communicate(timeout=120)[0]
+    printed = process.communicate(timeout=120)[0]
     begun = [RunFolder(path) for path in runs.iterdir() if (path / "run.json").is_file()]
     if number == signal.SIGINT:
-        assert "Stopped; nothing is lost. The same command goes on where it was." in " ".join(told.split())
-        assert "Traceback" not in told
+        assert "Stopped; nothing is lost. The same command goes on where it was." in " ".join(printed.split())
+        assert "Traceback" not in printed
         assert process.returncode == 1
         assert len(begun) - sum(folder.finished for folder in begun) <= 2
         assert any(folder.interrupted for folder in begun)

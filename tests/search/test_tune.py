@@ -394,14 +394,14 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
     assert shown.exit_code == 0, shown.output
     assert "calgp train --source digits" in shown.stdout and "→" in shown.stdout
     result = CliRunner().invoke(cli.app, ["tune", *flags, "--json"])
-    told = json.loads(result.stdout)
-    assert {(row["pilots"], row["steps"]) for row in told["rows"]} == {(7, 4 + 2 * 3 + 9)}
-    mnll = [row["mnll"] for row in told["rows"]]
-    assert mnll == sorted(mnll) and told["budget"] == asdict(Budget(4, 9, samples=2)) | {"images": []}
+    written = json.loads(result.stdout)
+    assert {(row["pilots"], row["steps"]) for row in written["rows"]} == {(7, 4 + 2 * 3 + 9)}
+    mnll = [row["mnll"] for row in written["rows"]]
+    assert mnll == sorted(mnll) and written["budget"] == asdict(Budget(4, 9, samples=2)) | {"images": []}
     logs = {path.stem: read_log(path) for path in Path("tuned").glob("digits-*/*.json")}
     rows = list(csv.DictReader(next(Path("tuned").rglob("table.csv")).read_text().splitlines()))
-    assert [row["method"] for row in rows] == [row["method"] for row in told["rows"]]
-    best = told["rows"][0]
+    assert [row["method"] for row in rows] == [row["method"] for row in written["rows"]]
+    best = written["rows"][0]
     trained = CliRunner().invoke(cli.app, [*shlex.split(best["command"])[1:], "--out", "best"])
     assert trained.exit_code == 0, trained.output
     assert RunFolder("best").card().run == logs[best["method"]].run

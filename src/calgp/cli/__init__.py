@@ -40,7 +40,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        if not (is_rank_zero() or error.alone):
+        if not (is_rank_zero() or error.on_one_rank):
             sys.exit(1)
         err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)

@@ -88,7 +88,7 @@ def sources(
 
     Example: calgp sources --download mnist
     """
-    from calgp import data as pictures
+    from calgp import data as image_data
     from calgp.cli import tables
 
     if download is not None:
@@ -100,17 +100,17 @@ def sources(
                 advance(now - done, total)
                 done = now
 
-            folder = pictures.download(download, data, progress=progress)
+            folder = image_data.download(download, data, progress=progress)
         return out.print(f"{download} is in {folder}.", soft_wrap=True)
     rows = [
         {"name": s.name, "classes": s.classes, "channels": s.channels, "size": s.size, "parts": "/".join(s.splits),
          "here": s.is_available(data), "description": s.description}
-        for s in pictures.SOURCES.values()
+        for s in image_data.SOURCES.values()
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
     own = "folder:PATH, stream:PATH or shards:PATH for your own"
-    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and {own}.")
+    table = Table(*rows[0], caption=f"Data directory: {image_data.data_directory(data)}; and {own}.")
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)

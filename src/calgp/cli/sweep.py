@@ -81,9 +81,11 @@ def sweep(
     from calgp.runs.jobs import Paths
     from calgp.search import sweep as sweeping
 
-    told = {"random": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,
+    given = {"random": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,
             "seeds": seeds and _seeds(seeds)}  # fmt: skip
-    wanted = sweeping.described(options, grid or [], {name: value for name, value in told.items() if value is not None})
+    wanted = sweeping.described(
+        options, grid or [], {name: value for name, value in given.items() if value is not None}
+    )
     chosen = sweeping.Part.parse(part) if part else None
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     todo = sweeping.missing_jobs(wanted, Paths(folder / "runs", data=data), chosen)

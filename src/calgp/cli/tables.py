@@ -31,7 +31,7 @@ from calgp.runs.export import Exported
 from calgp.runs.loop import Step
 from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
 from calgp.runs.verification import Check
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.paper import Experiment
@@ -430,5 +430,5 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
     writer.writeheader()
     writer.writerows(flat)
-    with reporting(path.parent):
+    with wrap_os_errors(path.parent):
         write_whole(path, text.getvalue().encode())

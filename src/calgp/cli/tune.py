@@ -101,8 +101,8 @@ def tune(
         for row in rows:
             out.print(row.command, soft_wrap=True, highlight=False, markup=False)
     if failures:
-        told = " ".join(f"{name}: {failure}" for name, failure in failures.items())
-        raise CalgpError(f"Not every method could be tuned; the same command tries again. {told}")
+        reasons = " ".join(f"{name}: {failure}" for name, failure in failures.items())
+        raise CalgpError(f"Not every method could be tuned; the same command tries again. {reasons}")
 
 
 def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":

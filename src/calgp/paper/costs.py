@@ -19,7 +19,7 @@ from calgp.runs.environment import environment
 from calgp.runs.folder import build
 from calgp.runs.jobs import Paths
 from calgp.runs.reading import read_json
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 from .rows import Row
 
@@ -37,8 +37,8 @@ class Prediction:
     @cached_property
     def key(self) -> str:
         described = identity(self.run)
-        told = {"task": asdict(self.task), "samples": self.samples}
-        text = json.dumps(told | {name: described[name] for name in ("method", "backbone")}, sort_keys=True)
+        case = {"task": asdict(self.task), "samples": self.samples}
+        text = json.dumps(case | {name: described[name] for name in ("method", "backbone")}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def milliseconds(self) -> float:
@@ -103,7 +103,7 @@ def _keep(race: Mapping[str, float], where: Paths) -> None:
     made_by = {key: value for key, value in environment().items() if key != "command"}  # which names places
     record = {"milliseconds": dict(race), "images": IMAGES, "turns": TURNS, "environment": made_by}
     if where.keep is not None:
-        with reporting(where.keep):
+        with wrap_os_errors(where.keep):
             where.keep.mkdir(parents=True, exist_ok=True)
             write_whole(where.keep / name, (json.dumps(record, indent=1) + "\n").encode())
 

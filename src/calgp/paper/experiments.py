@@ -385,7 +385,7 @@ _SHIFT = Experiment(
     "On corrupted test images, methods that infer their filters stay better calibrated than CNN+CAL.",
     _shift,
     (
-        verdicts.among(
+        verdicts.where(
             lambda row: row.x != 0,
             verdicts.lower("CNN+GP has a lower ECE than CNN+CAL on corrupted images", OURS, (CAL,), ("ece",)),
         ),

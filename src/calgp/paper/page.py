@@ -12,7 +12,7 @@ from calgp.run import train_command
 from calgp.runs.environment import environment
 from calgp.runs.jobs import key
 from calgp.runs.results import Histogram, Reliability
-from calgp.runs.writing import remove_leftovers, reporting, write_whole
+from calgp.runs.writing import remove_leftovers, wrap_os_errors, write_whole
 
 from .experiments import Experiment
 from .rows import PAPER, Cell, Row
@@ -79,7 +79,7 @@ def write_experiment(
         "table.csv": csv_of(plain).encode(),
         "table.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
     }
-    with reporting(out):
+    with wrap_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         remove_leftovers(out)
         for name, data in files.items():

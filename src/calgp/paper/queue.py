@@ -144,8 +144,8 @@ class Plan:
 
     def cost(self, where: Paths) -> tuple[int, int, float]:
         """Tunings and runs that are missing, and about how many seconds of one core they take."""
-        later = [cell for cell in self.cells() if origin(cell) in self.untuned]
-        tasks = [*self.tasks(where), *(Training(job, self.scale.name) for job in jobs_of(later))]
+        untuned = [cell for cell in self.cells() if origin(cell) in self.untuned]
+        tasks = [*self.tasks(where), *(Training(job, self.scale.name) for job in jobs_of(untuned))]
         return len(self.untuned), len(tasks) - len(self.untuned), sum(task.seconds for task in tasks)
 
 

@@ -131,8 +131,8 @@ def _names(experiment: Experiment, row: Row) -> list[str]:
 def _of_paper(experiment: Experiment, panel: str) -> str:
     found = {(p.network, p.images) for p in experiment.published if p.panel == panel}
     named = [(network.replace("none", "no network"), images) for network, images in sorted(found)]
-    told = " / ".join(f"{network}, {images:,} training images" for network, images in named)
-    return f" The paper: {told}." if told else ""
+    named = " / ".join(f"{network}, {images:,} training images" for network, images in named)
+    return f" The paper: {named}." if named else ""
 
 
 def _form(metric: str, value: float) -> str:
@@ -203,7 +203,7 @@ def judged_card(verdict: Verdict) -> Judged:
     """A verdict as the page shows it."""
     state = SAYS.get(verdict.state, verdict.state)
     return Judged(
-        verdict.claim, verdict.state, state, verdict.told, _tally(verdict), [_line(part) for part in verdict.parts]
+        verdict.claim, verdict.state, state, verdict.summary, _tally(verdict), [_line(part) for part in verdict.parts]
     )
 
 
@@ -224,8 +224,8 @@ def _tally(verdict: Verdict) -> Tally:
 
 def _line(part: Part) -> tuple[str, str, str, str]:
     ends = part.interval
-    told = "–" if ends is None else f"{decimal(ends[0])} … {decimal(ends[1])}"
-    return part.what, decimal(part.difference), told, part.state
+    interval = "–" if ends is None else f"{decimal(ends[0])} … {decimal(ends[1])}"
+    return part.what, decimal(part.difference), interval, part.state
 
 
 def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Any]:
@@ -239,8 +239,8 @@ def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Any]:
     ]  # fmt: skip
     at_scale = verdict.at_paper_scale()
     return {
-        "claim": verdict.claim, "state": verdict.state, "told": verdict.told, "comparisons": parts,
-        "at_paper_scale": {"state": at_scale.state, "told": at_scale.told},
+        "claim": verdict.claim, "state": verdict.state, "summary": verdict.summary, "comparisons": parts,
+        "at_paper_scale": {"state": at_scale.state, "summary": at_scale.summary},
     }  # fmt: skip
 
 

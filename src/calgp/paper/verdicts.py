@@ -83,10 +83,12 @@ class Part:
         return all(at_paper_scale(row.panel, row.runs) for row in self.rows)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         ends = self.interval
-        told = "no interval" if ends is None else f"{ends[0]:.4f} … {ends[1]:.4f}"
-        return f"{self.difference:.4f} ({told})".replace("-", "−") + (", one seed" if self.state == "one seed" else "")
+        interval = "no interval" if ends is None else f"{ends[0]:.4f} … {ends[1]:.4f}"
+        return f"{self.difference:.4f} ({interval})".replace("-", "−") + (
+            ", one seed" if self.state == "one seed" else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -141,19 +143,19 @@ class Verdict:
         return f"{leaning.total()} of one seed ({leaning['for']} indicate it, {leaning['against']} the opposite)"
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """How the comparisons went."""
         if not self.parts:
             return "not run"
         if len(self.parts) == 1:
-            return f"{self.parts[0].what}: {self.parts[0].told}"
+            return f"{self.parts[0].what}: {self.parts[0].summary}"
         count = self.count()
         counts = f"{count['held']} for it, {count['not held']} against, {count['undecided']} undecided"
         counts += f", {self.indications}" if count["one seed"] else ""
         worst = max(
             self.parts, key=lambda part: (part.state == "not held", part.state == "undecided", abs(part.difference))
         )
-        return f"of {len(self.parts)} comparisons {counts}; the least for it: {worst.what}: {worst.told}"
+        return f"of {len(self.parts)} comparisons {counts}; the least for it: {worst.what}: {worst.summary}"
 
 
 def lower(claim: str, better: Iterable[str], worse: Iterable[str], metrics: Sequence[str] = PAPER) -> Judge:
@@ -167,7 +169,7 @@ def lower(claim: str, better: Iterable[str], worse: Iterable[str], metrics: Sequ
     return judge
 
 
-def among(chosen: Callable[[Row], bool], judge: Judge) -> Judge:
+def where(chosen: Callable[[Row], bool], judge: Judge) -> Judge:
     """A claim about some of the rows only."""
     return lambda rows: judge([row for row in rows if chosen(row)])
 

@@ -26,7 +26,7 @@ from calgp.runs.reading import read_json
 from calgp.runs.results import Evaluation
 from calgp.runs.training import train_run
 from calgp.runs.training_data import held_out_images
-from calgp.runs.writing import remove_leftovers, reporting, write_whole
+from calgp.runs.writing import remove_leftovers, wrap_os_errors, write_whole
 
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
 
@@ -227,7 +227,7 @@ def _perform(job: Job, folder: RunFolder, where: Paths, watch: Callable[[float],
 
 def keep(folder: RunFolder, target: Path) -> None:
     """Copy what is small of a run: its description, scores, per-image scores and log, without the command line."""
-    with reporting(target):
+    with wrap_os_errors(target):
         target.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target)
         for evaluated in folder.evaluations():

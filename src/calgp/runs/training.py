@@ -28,7 +28,7 @@ from calgp.runs.failures import Interrupted, interruptible, require_finite
 from calgp.runs.fit_calibrator import fit_calibrator
 from calgp.runs.folder import CHECKPOINT, RunFolder, build, slug
 from calgp.runs.loop import Step, fit, make_optimiser
-from calgp.runs.ranks import connected, gathered, on_first, owned, same_buffers, summed
+from calgp.runs.ranks import gathered, on_first, owned, same_buffers, summed, wrap_lost_ranks
 from calgp.runs.results import HoldoutRecord, NoteRecord, TrainRecord
 from calgp.runs.stopping import EarlyStopping
 from calgp.runs.training_data import TrainingData, class_weights
@@ -69,7 +69,7 @@ def train_run(
     every = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     if not 0 < accumulate <= run.batch_size:
         raise CalgpError(f"Invalid accumulate={accumulate}: must be 1 to {run.batch_size}, the images of a batch.")
-    with connected(fabric), owned(fabric, folder):
+    with wrap_lost_ranks(fabric), owned(fabric, folder):
         if on_first(fabric, lambda: resume and folder.finished and folder.interrupted):  # killed before the very end
             folder.remove(CHECKPOINT)
             return Classifier.load(folder, fabric=fabric)

@@ -21,7 +21,7 @@ from calgp.runs import RunFolder, from_json
 from calgp.runs.comparison import METRICS, average
 from calgp.runs.engines import Engine, SerialEngine
 from calgp.runs.jobs import Job, Paths, Progress, done_folder, evaluation, held_out_name, run_jobs
-from calgp.runs.writing import owned, remove_leftovers, reporting, write_whole
+from calgp.runs.writing import owned, remove_leftovers, wrap_os_errors, write_whole
 
 KINDS = ("uniform", "loguniform", "integer")
 LARGEST = 100_000  # runs: more is a mistake in a grid
@@ -327,7 +327,7 @@ def write_sweep(
 ) -> dict[str, Any]:
     """Write table.csv, table.json and report.html; what the JSON holds."""
     rows = plain_rows(found)
-    told = {
+    table = {
         "command": command,
         "seeds": list(sweep.seeds),
         "samples": sweep.samples,
@@ -350,10 +350,10 @@ def write_sweep(
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
-    files = {"table.csv": text.getvalue(), "table.json": json.dumps(told, indent=1) + "\n", "report.html": page}
-    with reporting(out):
+    files = {"table.csv": text.getvalue(), "table.json": json.dumps(table, indent=1) + "\n", "report.html": page}
+    with wrap_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         remove_leftovers(out)
         for name, content in files.items():
             write_whole(out / name, content.encode("utf-8", "replace"))
-    return told
+    return table

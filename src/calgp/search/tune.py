@@ -24,7 +24,7 @@ from calgp.runs.description import to_json
 from calgp.runs.folder import Card
 from calgp.runs.jobs import Job, Paths, done_folder, evaluation, held_out_name, perform
 from calgp.runs.reading import read_json
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 from .halving import Attempt, Budget, Edge, Options, Pilot, Search, best_of, edges_of, successive_halving
 
@@ -239,7 +239,7 @@ def write_log(log: TuningLog, path: Path) -> None:
         "total_pilots": len(log.pilots),
         "total_steps": log.steps,
     }
-    with reporting(path.parent):
+    with wrap_os_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
 

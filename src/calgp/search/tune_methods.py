@@ -17,7 +17,7 @@ from .halving import Budget, Options, Pilot
 from .sweep import worded
 from .tune import TuningLog, pilot_job, pilot_run, read_log, scored, search, tune, write_log
 
-FEWEST = 10  # held-out images; with fewer, chance decides alone
+FEWEST = 10  # held-out images; with fewer, chance decides
 
 
 @dataclass(frozen=True)
