@@ -26,6 +26,10 @@ class CnnGp(Method):
 
     summary: ClassVar[str] = "convolutional features, Gaussian process by random features, all inferred by masks"
 
+    default_reason: ClassVar[str] = (
+        "calibrated probabilities in one pass of the network, uncertainty about the features too, and nothing to tune: "
+        "the scale of its prior comes from the images."
+    )
     learning_rate: ClassVar[float] = 6e-3
 
     frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
