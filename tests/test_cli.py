@@ -22,7 +22,10 @@ from calgp.nets import BACKBONES
 from calgp.runs import RunFolder
 from folders import tensors
 
-SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
+SMALL = [
+    "--train-size", "200", "--steps", "10", "--backbone", "lenet", "--set", "backbone.channels=[4,8]",
+    "--set", "backbone.hidden=[16]",
+]  # fmt: skip
 
 WITHOUT_HOLDOUT = Path(__file__).parent / "golden" / "sampled"  # a run of an earlier version
 

@@ -22,7 +22,7 @@ from calgp.nets import LeNet
 from calgp.runs import RunFolder, TrainingData, from_json, train_run
 from folders import evaluate, predict_files
 
-TINY = {"backbone_options": {"channels": (4,), "hidden": (16,)}, "device": "cpu", "passes": 5}
+TINY = {"backbone": "lenet", "backbone_options": {"channels": (4,), "hidden": (16,)}, "device": "cpu", "passes": 5}
 # The checks fit it more than a hundred times, on images of 1 × 2 pixels and the like: a network that pads them to no
 # more than 4 × 4. In double precision, since they want probabilities to be the same to 1e-7 in any order of X.
 CHECKED = ConvGPClassifier(

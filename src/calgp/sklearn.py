@@ -21,6 +21,7 @@ from calgp.gp import Batch, Engine, Predictive
 from calgp.options import like, option, options_of
 from calgp.run import Run, default_name
 from calgp.runs import Classifier, Interrupted, RunFolder, Step, TrainingData, from_json, open_device, train_run
+from calgp.runs.training_data import default_holdout
 
 BATCH = 100
 CHANNELS = (1, 3, 4)
@@ -83,7 +84,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
     )
     patience: int = option(5, "Epochs, see `early_stopping`.")
     validation_fraction: float = option(
-        0.1, "Share of the training images kept for early stopping, and for a method that calibrates."
+        0.1, "Share of the training images kept for early stopping and calibration; of fewer than 500, only if asked."
     )
     passes: int | None = option(
         None, "Of the network for a prediction; without, 1 where the last layer is integrated, 50 samples elsewhere."
@@ -108,7 +109,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
         self.pixel_range_ = None if X.dtype == np.uint8 else _range(pixels, self.pixel_range)
         names = tuple(str(label) for label in self.classes_)
         images = Images.of(_bytes(pixels, self.pixel_range_), torch.from_numpy(labels.astype(np.int64)), names)
-        self.run_ = self._run()
+        self.run_ = self._run(len(images))
         self._train(TrainingData.cut(images, self.run_))
         return self
 
@@ -157,22 +158,22 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
         tags.input_tags.three_d_array = True
         return tags
 
-    def _run(self) -> Run:
-        """The description of the training, checked."""
+    def _run(self, images: int) -> Run:
+        """The description of a training on so many images, checked."""
         state = self.random_state
         seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1)
-        options: dict[str, Any] = {name: getattr(self, name) for name in RUN_OPTIONS}
+        given = {name: getattr(self, name) for name in RUN_OPTIONS}
+        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         options |= {"source": "arrays", "class_weights": self._weights(), "seed": seed}
-        given = {"method": (self.method, self.method_options), "backbone": (self.backbone, self.backbone_options)}
-        ready = {}
-        for what, (chosen, differing) in given.items():
-            if isinstance(chosen, str):
-                options[what] = {"name": chosen} | dict(differing or {})
-            else:
-                ready[what] = replace(chosen, **(differing or {}))
-        run = replace(from_json(options), **ready, holdout=None)
-        if not self.early_stopping and not run.method.calibrator:
-            return run
+        chosen = {"method": (self.method, self.method_options), "backbone": (self.backbone, self.backbone_options)}
+        for what, (value, differing) in chosen.items():
+            named = isinstance(value, str)
+            options[what] = {"name": value} | dict(differing or {}) if named else replace(value, **(differing or {}))
+        run = from_json(options)
+        calibrates = run.method.is_calibrated if self.calibration is None else self.calibration
+        calibrates = calibrates and default_holdout(images) > 0
+        if not self.early_stopping and not run.method.calibrator and not calibrates:
+            return replace(run, holdout=0.0, calibration=False)
         return replace(run, holdout=self.validation_fraction, patience=self.patience if self.early_stopping else None)
 
     def _weights(self) -> str | tuple[float, ...] | None:
@@ -201,6 +202,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
                 raise KeyboardInterrupt from None
             model = trained.model.cpu()
             self.model_ = model.double() if self.precision == "64-true" else model
+            self.run_ = trained.card.run
             self.card_, self.history_ = trained.card, folder.log()
             self.calibration_, self.calibrator_ = trained.calibration, trained.calibrator
 

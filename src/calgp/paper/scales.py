@@ -91,6 +91,7 @@ class Scale:
         backbone = BACKBONES["lenet"] if isinstance(described, Cgp) else setting.backbone
         return Run(
             adapted(described, backbone), backbone, source=setting.source, train_size=train_size,
+            holdout=0.1 if described.calibrator else 0.0, augment=(), crop=4, calibration=False,
             seed=seed, steps=setting.steps[train_size], epochs=self.epochs, batch_size=self.batch_size,
             learning_rate=setting.rates.get(method, rate), schedule=self.schedule,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip

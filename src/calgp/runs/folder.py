@@ -319,7 +319,7 @@ def open_folder(path: str | os.PathLike[str]) -> RunFolder:
 def build(run: Run, task: Task) -> Model:
     """The model of a run, everything that is drawn once drawn from its seed."""
     generator = torch.Generator().manual_seed(run.seed)
-    model = run.method.build(task, network(run), generator=generator)
+    model = run.method.build(task, network(run, task), generator=generator)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

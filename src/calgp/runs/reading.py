@@ -222,7 +222,7 @@ def model_without_memory(run: Run, task: Task, *, most: int) -> Model:
     """The model of a run on the meta device, where tensors have no content; refused beyond `most` tensors."""
     try:
         with _counting(most), _Valueless(), torch.device("meta"):
-            return run.method.build(task, network(run))
+            return run.method.build(task, network(run, task))
     except CalgpError:
         raise
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:

@@ -102,6 +102,7 @@ class Sweep:
         for name, value in sorted(setting.items(), key=lambda item: item[0].count(".")):
             assign(options, name, copy.deepcopy(value))
         options.setdefault("holdout", 0.1)
+        options["calibration"] = False  # settings are compared by what was trained
         try:
             run = from_json(options)
         except CalgpError as error:

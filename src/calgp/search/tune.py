@@ -12,15 +12,14 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
-from torch import Tensor
 
 from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.gp import NumericalError
 from calgp.methods.space import Axis, Value
-from calgp.posthoc import calibration
-from calgp.runs import Run, RunFolder, from_json
-from calgp.runs.description import to_json
+from calgp.runs import Run, RunFolder
+from calgp.runs.description import from_folder, to_json
+from calgp.runs.fit_calibrator import cross_fitted
 from calgp.runs.folder import Card
 from calgp.runs.jobs import Job, Paths, done_folder, evaluation, held_out_name, perform
 from calgp.runs.reading import read_json
@@ -56,7 +55,7 @@ class TuningLog:
 
     __pydantic_config__: ClassVar = ConfigDict(ser_json_inf_nan="strings")  # JSON has no infinite numbers
 
-    base: Annotated[Run, PlainValidator(from_json), PlainSerializer(to_json)]
+    base: Annotated[Run, PlainValidator(from_folder), PlainSerializer(to_json)]
     budget: Budget
     declared: dict[str, Axis]
     searched: dict[str, Axis]
@@ -179,7 +178,10 @@ def pilot_run(base: Run, options: Options, steps: int) -> Run:
     run = with_options(base, options)
     method = replace(run.method, calibrator=None) if run.method.calibrator else run.method  # type: ignore[type-var]
     split = 0 if run.split_seed is None else run.split_seed
-    return replace(run, method=method, steps=steps, holdout=run.holdout or HOLDOUT, split_seed=split, patience=None)
+    return replace(
+        run, method=method, steps=steps, holdout=run.holdout or HOLDOUT, split_seed=split, patience=None,
+        calibration=False,
+    )  # fmt: skip
 
 
 def with_options(run: Run, options: Options) -> Run:
@@ -211,14 +213,6 @@ def scored(pilot: Pilot, job: Job, where: Paths, calibrator: str | None) -> Pilo
         scores = metrics.scores(metrics.outcomes(cross_fitted(predicted["log_probs"], y, calibrator), y))
     seconds = round(folder.train_seconds(), 3)
     return replace(pilot, mnll=scores.mnll, err=scores.err, ece=scores.ece, seconds=seconds)
-
-
-def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str) -> Tensor:
-    """Log-probabilities of each half of the images, calibrated by the other half; halves have the same classes."""
-    order, fitted = y.argsort(stable=True), torch.empty_like(log_probs)
-    for judged, fitting in ((order[::2], order[1::2]), (order[1::2], order[::2])):
-        fitted[judged] = calibration.find(calibrator).fit(log_probs[fitting], y[fitting]).apply(log_probs[judged])
-    return fitted
 
 
 def _made_by(cards: Iterable[Card]) -> MadeBy:
