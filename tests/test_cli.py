@@ -185,6 +185,7 @@ def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
     assert status == 0 and 0 <= json.loads(output)["scores"]["err"] <= 1
 
 
+@pytest.mark.slow
 def test_verify_agrees_or_exits_with_one(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("verify", "copy", "--json")
@@ -239,6 +240,7 @@ def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli
     assert "noise" not in re.sub(r"<svg.*?</svg>", "", Path("report.html").read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("evaluate", "copy", "--corrupt", "contrast", "--json", "-S", "2")
@@ -443,6 +445,7 @@ def test_a_run_folder_of_another_version_is_refused(run_cli, cli_run, tmp_path):
     assert status == 1 and "format 7" in output
 
 
+@pytest.mark.slow
 def test_the_process_exits_with_one_line_and_no_traceback(tmp_path):
     """The whole program, as the shell starts it."""
     result = subprocess.run(
@@ -470,6 +473,7 @@ def copied(cli_run, tmp_path) -> Path:
     return shutil.copytree(cli_run, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_calibrate_and_evaluate_both_ways_side_by_side(run_cli, copied):
     status, output = run_cli("calibrate", "copy", "-S", "4")
     assert status == 0 and "temperature, fitted on 20 held-out images" in " ".join(output.split())
@@ -531,6 +535,7 @@ def test_decide_evaluate_predict_report(run_cli, copied):
     assert "calgp decide copy --error 0.9 --empirical" in Path("report.html").read_text()
 
 
+@pytest.mark.slow
 def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied):
     assert run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")[0] == 0
 
@@ -556,6 +561,7 @@ def test_cnn_cal_is_calibrated_by_its_training(run_cli):
     assert json.loads(run_cli("evaluate", "run", "--json")[1])["calibrator"] == "temperature"
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_evaluated_calibrated_and_compared(run_cli):
     for seed in ("0", "1"):
         options = ["--method", "cnn-mcd", "--seed", seed, "--holdout", "0.1", "--set", "split_seed=0"]

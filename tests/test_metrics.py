@@ -611,6 +611,7 @@ def test_nothing_cannot_be_scored():
         metrics.bootstrap(nothing, metrics.mnll, seed=0)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_columns():
     # 20,000 × 1000 float16 predictions are 40 MB; in float32 each temporary of their size would be 80 MB. Chunks of
     # 2^17 probabilities need 0.5 MB a temporary, columns 17 bytes a row: 24 MB leave room for the allocator's slack.

@@ -43,6 +43,7 @@ def fitted() -> ConvGPClassifier:
     return estimator(epochs=4, learning_rate=0.01).fit(X, Y)
 
 
+@pytest.mark.slow
 @parametrize_with_checks([CHECKED])
 def test_scikit_learns_own_checks(estimator, check):
     """All of them: none is exempted."""

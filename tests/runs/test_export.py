@@ -124,7 +124,9 @@ def same_draws(model, x):
     return predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], passes=SAMPLES, seed=SEED)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "cnn-gp-sorf")) for name in METHODS]
+)
 def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
     backbone, task = CASES[name]
     model, path = fitted(name, task, backbone), tmp_path / "model.onnx"
@@ -145,6 +147,7 @@ def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
     assert bytes(str(Path(module.__file__).parent), "utf-8") not in path.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn-gp-sorf", "gpdnn"])
 def test_torch_export_gives_the_same_without_calgp(name, tmp_path):
     backbone, task = CASES[name]
@@ -175,6 +178,7 @@ def run_python(code, directory, *arguments):
     return done.stdout.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backbone", "options"),
     [
