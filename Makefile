@@ -71,6 +71,9 @@ attack: $(CHECKS)  ## attack the server with slow, silent, huge and vanishing cl
 test: $(CHECKS)  ## run the tests (README's test command)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal tests src --doctest-modules
 
+quick: $(CHECKS)  ## the tests that are not marked slow: every room in three minutes on two cores
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests
+
 fuzz: $(CHECKS)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --files $(or $(FILES),100000)
 

@@ -1,6 +1,7 @@
 """Every command as a user types it, in a process of its own where that matters; every mistake gets one sentence."""
 
 import csv
+import io
 import json
 import re
 import shutil
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from calgp import cli
@@ -185,6 +188,7 @@ def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
     assert status == 0 and 0 <= json.loads(output)["scores"]["err"] <= 1
 
 
+@pytest.mark.slow
 def test_verify_agrees_or_exits_with_one(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("verify", "copy", "--json")
@@ -239,6 +243,7 @@ def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli
     assert "noise" not in re.sub(r"<svg.*?</svg>", "", Path("report.html").read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("evaluate", "copy", "--corrupt", "contrast", "--json", "-S", "2")
@@ -443,6 +448,7 @@ def test_a_run_folder_of_another_version_is_refused(run_cli, cli_run, tmp_path):
     assert status == 1 and "format 7" in output
 
 
+@pytest.mark.slow
 def test_the_process_exits_with_one_line_and_no_traceback(tmp_path):
     """The whole program, as the shell starts it."""
     result = subprocess.run(
@@ -470,6 +476,7 @@ def copied(cli_run, tmp_path) -> Path:
     return shutil.copytree(cli_run, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_calibrate_and_evaluate_both_ways_side_by_side(run_cli, copied):
     status, output = run_cli("calibrate", "copy", "-S", "4")
     assert status == 0 and "temperature, fitted on 20 held-out images" in " ".join(output.split())
@@ -531,6 +538,7 @@ def test_decide_evaluate_predict_report(run_cli, copied):
     assert "calgp decide copy --error 0.9 --empirical" in Path("report.html").read_text()
 
 
+@pytest.mark.slow
 def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied):
     assert run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")[0] == 0
 
@@ -556,6 +564,7 @@ def test_cnn_cal_is_calibrated_by_its_training(run_cli):
     assert json.loads(run_cli("evaluate", "run", "--json")[1])["calibrator"] == "temperature"
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_evaluated_calibrated_and_compared(run_cli):
     for seed in ("0", "1"):
         options = ["--method", "cnn-mcd", "--seed", seed, "--holdout", "0.1", "--set", "split_seed=0"]
@@ -620,3 +629,70 @@ def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
     with pytest.raises(CalgpError) as caught:
         from_json(run_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
     assert len(str(caught.value)) < 600
+
+
+def test_evaluate_says_how_each_class_fares_and_what_to_do(run_cli, cli_run, tmp_path, monkeypatch):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    monkeypatch.setenv("COLUMNS", "80")
+    status, output = run_cli("evaluate", "copy", "-S", "4")
+    assert status == 0 and max(map(len, output.splitlines())) <= 80
+    found = json.loads(run_cli("evaluate", "copy", "-S", "4", "--json")[1])
+    right = sum(n for y, label, n in found["confusion"]["entries"] if y == label)
+    assert found["confusion"]["classes"] == 10 and sum(entry[2] for entry in found["confusion"]["entries"]) == 1000
+    assert right == round(1000 * (1 - found["scores"]["err"]))
+    rows = output[output.index("By class") : output.index("True class")].splitlines()[4:14]
+    shares = [float(row.split("│")[3].removesuffix(" % ")) for row in rows]
+    assert shares == sorted(shares) and sum(shares) == pytest.approx(100 * right / 100)  # 100 images a class
+    matrix = [line.split()[1:] for line in output[output.index("True class") :].splitlines()[2:12]]
+    assert sum(int(cell) for line in matrix for cell in line if cell != "·") == 1000
+    gap = found["scores"]["confidence"] - (1 - found["scores"]["err"])
+    sentence = f"{'Over' if gap > 0 else 'Under'}-confident by {abs(100 * gap):.1f} points on average."
+    assert sentence in output and "calgp calibrate copy" in " ".join(output.split())
+    status, output = run_cli("evaluate", "copy", "-S", "4", "--source", "letters")
+    assert status == 0 and "By class" not in output  # no labels of its own
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_predictions_are_readable_at_80_columns(random):
+    from calgp.cli.tables import prediction_table
+
+    row = {
+        "label": "a rather long class name",
+        "probability": 0.9812,
+        "entropy": 0.1234,
+        "file": "folder/" * 20 + "a.png",
+        "mutual_information": 0.0123 * random,
+        "monte_carlo_error": 0.0045 * random,
+        "probabilities": {"a rather long class name": 0.9812, "another": 0.0188},
+        "abstains": False,
+        "set": ["x", "y"],
+    }
+    console = Console(width=80, file=io.StringIO())
+    console.print(prediction_table([row]))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert ("0.981 ± 0.004" in text) == ("information" in text) == ("0.012" in text) == random
+    assert "0.981" in text and "0.123" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["evaluate", "shipped", "--device", "cuda"],
+            "Invalid --device cuda: this machine has no cuda that torch can use",
+        ),
+        (
+            ["evaluate", "shipped", "--device", "abacus"],
+            "Invalid --device abacus: must be auto, cpu, cuda, cuda:1 or mps",
+        ),
+        (["--network", "mine=nothing.py:make", "methods"], "nothing.py cannot be imported (FileNotFoundError"),
+        (["--network", "mine=json:nothing", "methods"], "json cannot be imported (AttributeError"),
+        (["--network", "mine=json:__name__", "methods"], "__name__ must be a function that makes a network"),
+    ],
+)
+def test_what_is_not_there_is_one_line_of_our_own(run_cli, arguments, says):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    status, message = run_cli(*arguments)
+    assert status == 1 and says in message and "\n" not in message

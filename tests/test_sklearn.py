@@ -43,6 +43,7 @@ def fitted() -> ConvGPClassifier:
     return estimator(epochs=4, learning_rate=0.01).fit(X, Y)
 
 
+@pytest.mark.slow
 @parametrize_with_checks([CHECKED])
 def test_scikit_learns_own_checks(estimator, check):
     """All of them: none is exempted."""
@@ -145,7 +146,7 @@ def test_what_is_ambiguous_or_cannot_be_is_refused(shape, options, says):
     [
         ({"method": "gp"}, "There is no method 'gp'"),
         ({"method_options": {"dept": 3}}, "no option 'dept'"),
-        ({"device": "abacus"}, "Cannot run on device 'abacus'"),
+        ({"device": "abacus"}, "Invalid --device abacus: must be auto, cpu"),
         ({"early_stopping": True, "validation_fraction": 0.0}, "early stopping needs held-out images"),
         ({"class_weight": "even"}, "class_weights='even'"),
     ],

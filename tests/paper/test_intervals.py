@@ -123,6 +123,7 @@ def told_apart(settings: Sequence[tuple[int, float]], seed: int) -> dict[str, in
     return apart
 
 
+@pytest.mark.slow
 def test_methods_that_are_the_same_up_to_a_seed_are_told_apart_in_at_most_5_percent_of_200():
     apart = told_apart(50 * SETTINGS, seed=0)
     assert max(apart.values()) <= 10, apart
@@ -145,6 +146,7 @@ def test_a_clear_difference_is_found():
     assert found >= 18
 
 
+@pytest.mark.slow
 def test_a_claim_over_many_panels_of_equal_methods_is_hardly_ever_decided():
     chance = np.random.default_rng(2)
     states = []

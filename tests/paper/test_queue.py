@@ -173,6 +173,7 @@ def test_runs_whose_options_have_changed_are_stale_and_stay(finished):
     assert {panel for panel, _ in plan.untuned} == {MNIST}  # and their tunings, whose base has changed
 
 
+@pytest.mark.slow
 def test_a_task_that_another_worker_has_begun_is_left_to_it(scale, tmp_path):
     where = places(tmp_path)
     first = make_plan(["fig4"], scale, ()).tasks(where)[0]
@@ -201,6 +202,7 @@ def _hold(folder: str, began) -> None:
         time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_is_named_and_the_others_go_on(scale, tmp_path):
     """A folder where a file should be: nothing can be written there."""
     where = places(tmp_path)

@@ -263,6 +263,7 @@ def test_files_of_an_experiment(tmp_path):
     assert set(written["runs"]) == {jobs.key(run) for run in CELL.runs}
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_numbers(tmp_path):
     run_missing([CELL], kept_in(tmp_path / "one"))
     assert run_missing([CELL], kept_in(tmp_path / "two"), engine=Processes(2)) == {}
@@ -277,6 +278,7 @@ def invoked(*arguments: str):
     return result
 
 
+@pytest.mark.slow
 def test_command_line_end_to_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = invoked("fig3", "--scale", "smoke")
@@ -288,6 +290,7 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
     assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "reproduced/runs").rglob("*.json")}
 
 
+@pytest.mark.slow
 def test_pages_are_made_from_results_alone(tmp_path, monkeypatch):
     """A finished run in OUT/runs that was not kept does not change a page; neither does OUT/results, unless asked."""
     monkeypatch.chdir(tmp_path)

@@ -144,6 +144,7 @@ FLAGS = ["--train-size", "100", "--steps", "4", "--batch-size", "20", "--set", "
          "--set", "backbone.hidden=[8]", "--set", "size=14", "--grid", "lr=1e-3,1e-2"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_command_line_end_to_end(tmp_path, monkeypatch):
     """Nothing of the test images unless asked for; nothing trained twice; the best command trains the best run."""
     monkeypatch.chdir(tmp_path)

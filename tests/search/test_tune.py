@@ -387,6 +387,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path):
     assert {path.parent.name for path in runs.glob("*/model.safetensors")} == {pilot.key for pilot in log.pilots}
 
 
+@pytest.mark.slow
 def test_command_line_end_to_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = [*FLAGS, "--steps", "9", "--methods", "cnn-gp-sorf,cnn-mcd"]

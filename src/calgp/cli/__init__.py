@@ -68,6 +68,10 @@ def calgp(
         _know_network(each)
 
 
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def _know_network(text: str) -> None:
     """The one place where code that a user names is imported; a run folder names no code."""
     import pkgutil
@@ -84,6 +88,10 @@ def _know_network(text: str) -> None:
         )
     try:
         make = runpy.run_path(path)[function] if path.endswith(".py") else pkgutil.resolve_name(place)
-    except (OSError, ImportError, AttributeError, KeyError, ValueError) as error:
-        raise CalgpError(f"Invalid --network {text}: must name a function that can be imported ({error!r}).") from None
+    except KeyError:
+        raise CalgpError(f"Invalid --network {text}: {path} has no function {function!r}.") from None
+    except Exception as error:  # the file is the user's: it may raise anything
+        raise CalgpError(f"Invalid --network {text}: {path} cannot be imported ({_cause(error)}).") from None
+    if not callable(make):
+        raise CalgpError(f"Invalid --network {text}: {function} must be a function that makes a network.")
     BACKBONES[name] = wrap(make, name=name)

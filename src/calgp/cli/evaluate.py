@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from calgp.cli.shared import (
     DataOption,
@@ -25,7 +26,10 @@ from calgp.cli.shared import (
     require_positive,
     writable,
 )
-from calgp.errors import CalgpError, path_error
+from calgp.errors import CalgpError, path_error, printable
+
+if TYPE_CHECKING:
+    from calgp.runs import Card, Evaluation
 
 
 def evaluate(
@@ -41,6 +45,7 @@ def evaluate(
         ),
     ] = None,
     corrupt_seed: Annotated[int, typer.Option(help="Of what is random in --corrupt.")] = 0,
+    by_class: Annotated[bool, typer.Option("--by-class", help="How each class fares, however many there are.")] = False,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
@@ -91,7 +96,26 @@ def evaluate(
     if as_json:
         plain = [evaluation_data(each) for each in found]
         return print(json.dumps(plain if len(plain) > 1 else plain[0]))
-    out.print(tables.evaluation_table(found[0]) if len(found) == 1 else tables.shift_table(found))
+    if len(found) > 1:
+        return out.print(tables.shift_table(found))
+    _print_evaluation(found[0], classifier.card, run, by_class=by_class)
+
+
+def _print_evaluation(found: "Evaluation", card: "Card", run: str, *, by_class: bool) -> None:
+    """Scores, how each class fares, and in words what is wrong and what to do."""
+    from calgp.cli import tables
+    from calgp.report.advice import advice
+    from calgp.report.words import THIN, summary
+
+    out.print(tables.evaluation_table(found))
+    if found.outside:
+        return
+    if by_class or len(card.classes) <= tables.MOST_CLASSES:
+        out.print(tables.class_table(found, card.classes))
+    if (matrix := tables.confusion_table(found, card.classes, out.width)) is not None:
+        out.print(matrix)
+    sentences = [summary(found.own.scores, None).replace(THIN, " "), *advice(found, card, run)]
+    out.print("\n" + "\n".join(escape(printable(each)) for each in sentences), highlight=False)
 
 
 def predict(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
 
 PROGRESS = Console(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
+MOST_CLASSES = 20  # of which each is shown without being asked for
 
 
 @contextmanager
@@ -196,7 +197,7 @@ def sweep_table(rows: Iterable[SweepResult]) -> Table:
 def evaluation_table(found: Evaluation) -> Table:
     """The scores of an evaluation with their intervals; for outside images, how well uncertainty separates them."""
     kind = "outside the run's classes" if found.outside else "the run's own classes"
-    title = f"{found.source}: {found.n:,} test images, {kind}, {found.passes}"
+    title = f"{found.source}: {found.n:,} test images, {kind}, {found.computed_by}"
     if found.calibrator is not None:
         title += f", calibrated ({found.calibrator})"
     table = Table("", "value", "95 % interval", title=escape(printable(title)), title_justify="left")
@@ -215,7 +216,8 @@ def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
             label = name.upper() if name in SHORT else f"mean {name}"
             yield label, f"{value:.4f}", _ends(getattr(own.intervals, name, None))
     for name, areas in found.selective.items():
-        yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
+        if found.is_random or name != "mutual-information":
+            yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
     yield from _decision_rows(found.decisions)
 
 
@@ -223,12 +225,47 @@ def _outside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
     yield "mean entropy", f"{found.mean_entropy:.4f}", ""
     yield from _decision_rows(found.decisions)
     for name, numbers in (found.ood or {}).items():
-        for key, number in vars(numbers).items():
+        for key, number in vars(numbers).items() if found.is_random or name == "entropy" else ():
             yield f"{key.upper()} by {name.replace('_', ' ')}", f"{number.value:.4f}", _ends(number.interval)
 
 
 def _ends(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.4f} … {interval[1]:.4f}"
+
+
+def class_table(found: Evaluation, classes: tuple[str, ...]) -> Table:
+    """How each class fares, the worst first."""
+    from calgp.report.advice import worst_classes
+
+    right = Column("labelled right", justify="right")
+    table = Table(
+        Column("class", overflow="fold"), Column("images", justify="right"), right,
+        Column("label is right", justify="right"), Column("most often taken for", overflow="fold"),
+        title="By class, the worst first", title_justify="left",
+    )  # fmt: skip
+    for name, n, recall, precision, wrong in worst_classes(found, classes):
+        shares = ("–" if share is None else f"{100 * share:.1f} %" for share in (recall, precision))
+        table.add_row(escape(printable(name)), f"{n:,}", *shares, escape(printable(wrong)))
+    return table
+
+
+def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> Table | None:
+    """Images by true class and label; None where there is none, or where it is wider than the terminal."""
+    if found.confusion is None:
+        return None
+    matrix, names = found.confusion.matrix(), [printable(name) for name in classes]
+    shown = [max([len(name[:6]), *(len(str(row[q])) for row in matrix)]) for q, name in enumerate(names)]
+    first = max(len(name) for name in names)
+    if len(names) > MOST_CLASSES or first + 2 + sum(each + 2 for each in shown) > width:
+        return None
+    table = Table(
+        "", *(Column(escape(name[:6]), justify="right", no_wrap=True) for name in names), box=None, pad_edge=False,
+        padding=(0, 2, 0, 0), title="True class (row), label (column)", title_justify="left",
+    )  # fmt: skip
+    for q, (name, row) in enumerate(zip(names, matrix, strict=True)):
+        cells = (f"[bold]{n}[/]" if q == label else str(n) if n else "·" for label, n in enumerate(row))
+        table.add_row(escape(name), *cells)
+    return table
 
 
 def shift_table(found: list[Evaluation]) -> Table:
@@ -342,14 +379,19 @@ def prediction_rows(found: Prediction) -> list[dict[str, Any]]:
 
 
 def prediction_table(rows: list[dict[str, Any]]) -> Table:
-    """One line an image."""
+    """One line an image; what a model without anything random cannot have is left out."""
     more = [name for name in ("abstains", "set") if rows and name in rows[0]]
-    table = Table("file", "label", "probability", "entropy", "mutual information", "next best", *more)
+    drawn = any(row["monte_carlo_error"] >= 5e-4 for row in rows)
+    random = any(row["mutual_information"] > 1e-7 for row in rows)
+    fixed = [Column(name, justify="right", no_wrap=True) for name in ("probability", "entropy")]
+    fixed += [Column("mutual\ninformation", justify="right", no_wrap=True)] * random
+    texts = {name: Column(name, overflow="fold") for name in ("file", "label", "next best", *more)}
+    table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
     for row in rows:
         ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
-        error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
-        numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+        error = f"{row['probability']:.3f}" + (f" ± {row['monte_carlo_error']:.3f}" if drawn else "")
+        numbers = (error, f"{row['entropy']:.3f}", *[f"{row['mutual_information']:.3f}"] * random)
         said = {
             "abstains": "yes" if row.get("abstains") else "no",
             "set": escape(printable("; ".join(row.get("set", [])) or "none")),
@@ -365,8 +407,10 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
 
 def export_row(done: Exported) -> dict[str, Any]:
     """An exported file, for programs."""
-    return {"path": str(done.path), "bytes": done.size, "images_compared": done.images, "worst_difference": done.worst,
-            "metadata": done.metadata}  # fmt: skip
+    return {
+        "path": str(done.path), "program": str(done.program), "bytes": done.size, "images_compared": done.images,
+        "worst_difference": done.worst, "metadata": done.metadata,
+    }  # fmt: skip
 
 
 def export_lines(done: Exported) -> str:
@@ -375,7 +419,8 @@ def export_lines(done: Exported) -> str:
     worst = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in done.worst.items())
     return (
         f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).\n"
-        f"Largest difference to torch over {done.images} images: {worst}."
+        f"Largest difference to torch over {done.images} images: {worst}.\n"
+        f"Without calgp: python {done.program} {done.path} image.png"
     )
 
 

@@ -4,10 +4,13 @@ import os
 from typing import Any
 
 from lightning_fabric import Fabric
+from lightning_fabric.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning_fabric.strategies import DDPStrategy
 from torch import distributed
 
 from calgp.errors import CalgpError
+
+ACCELERATORS = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
 
 
 def open_device(device: str, precision: str = "32-true", *, processes: int = 1) -> Fabric:
@@ -32,8 +35,22 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
             _meet_again("nccl" if fabric.device.type == "cuda" else "gloo")
         fabric.launch()
     except Exception as error:  # no such accelerator, no such precision
-        raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
+        raise CalgpError(_refusal(device, precision, error)) from None
     return fabric
+
+
+def _refusal(device: str, precision: str, error: Exception) -> str:
+    """Why a device or a precision cannot be used, and which devices this machine has."""
+    kind = device.partition(":")[0]
+    there = [name for name in ("cpu", "cuda", "mps") if ACCELERATORS[name].is_available()]
+    if kind in ACCELERATORS and kind not in there:
+        return f"Invalid --device {device}: this machine has no {kind} that torch can use; it has {', '.join(there)}."
+    if kind not in (*ACCELERATORS, "auto", "gpu", "tpu"):
+        return (
+            f"Invalid --device {device}: must be auto, cpu, cuda, cuda:1 or mps; this machine has {', '.join(there)}."
+        )
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    return f"Cannot run on device {device} with precision {precision}: {reason}."
 
 
 def _meet_again(backend: str) -> None:

@@ -155,6 +155,7 @@ def evaluate_images(
         intervals=own and own.intervals,
         ece_variants=own and dict(own.ece_variants),
         reliability=own and own.reliability,
+        confusion=own and metrics.confusion(columns["label"], columns["y"], classes=len(card.classes)),
         selective=selective_scores(columns) if own else {},
         ood=ood,
         inside=card.run.source if ood else None,
