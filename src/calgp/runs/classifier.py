@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -250,7 +250,7 @@ class Classifier:
                 corruption=corruption, watch=watch,
             )  # fmt: skip
             shift = None if corruption is None else corruption.label
-            self.folder.write_tensors(
+            checksum = self.folder.write_tensors(
                 self.folder.predictions_name(source, found.calibrator, shift),
                 predicted.columns | predicted.stored,
                 {
@@ -259,6 +259,7 @@ class Classifier:
                     "names": None if predicted.names is None else list(predicted.names),
                 },
             )  # fmt: skip
+            found = replace(found, predictions=checksum)
             self.folder.write_evaluation(found)
             self.fabric.barrier()
         return found

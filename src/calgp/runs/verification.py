@@ -75,7 +75,10 @@ def _evaluation(classifier: Classifier, directory: Path | None, what: str, befor
     if now.checksum != before.checksum:
         return Check(what, "differs", f"{source} is not what the run was evaluated on")
     name = classifier.folder.predictions_name(source, before.calibrator, corruption.label if corruption else None)
-    stored = classifier.folder.columns(name, len(classifier.classes)) or {}
+    try:
+        stored = classifier.folder.columns(name, len(classifier.classes), before) or {}
+    except CalgpError as error:
+        return Check(what, "differs", str(error))
     stored = {key: value for key, value in stored.items() if key not in DECIDED}
     return _compare(what, before, now, stored, predicted.columns | predicted.stored)
 
