@@ -1,10 +1,10 @@
 """The command line: flags in, tables and files out. Each command hands over to a room at once."""
 
+import io
 import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from calgp._version import __version__
 from calgp.cli.catalog import backbones, methods, shard, sources
@@ -13,9 +13,10 @@ from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
 from calgp.cli.experiments import reproduce, sweep
 from calgp.cli.shared import err, is_rank_zero, out
+from calgp.cli.terminal import styled
 from calgp.cli.train import train
 from calgp.cli.tune import tune
-from calgp.errors import CalgpError, printable
+from calgp.errors import CalgpError
 
 __all__ = ["app", "err", "main", "out"]
 
@@ -36,12 +37,15 @@ for command in COMMANDS:
 
 def main() -> None:
     """Run a command; an error that the user can mend is printed as one sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone shows ? for the rest
     try:
         app(standalone_mode=True)
     except CalgpError as error:
         if not (is_rank_zero() or error.alone):
             sys.exit(1)
-        err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
+        err.print(styled(("Error:", "bold red"), f" {error}"), highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
