@@ -3,11 +3,13 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.progress import Progress
 from rich.table import Table
 
+import calgp
 from calgp.cli.terminal import PlainColumn, Terminal, styled
 
 HOSTILE = "a[/b]:smile:[red]\x1b[2J\x9b31m\u202e"
@@ -46,10 +48,8 @@ def test_columns_of_progress_bars_too(terminal):
 
 def test_no_other_console_is_made():
     """One exit: every command prints by `out`, `err` or the progress bars' Terminal."""
-    found = subprocess.run(["grep", "-rnE", r"Console\(|from_markup", "src/calgp"], capture_output=True, text=True)
-    assert [line.partition(":")[0] for line in found.stdout.splitlines() if ".py:" in line] == [
-        "src/calgp/cli/terminal.py"
-    ]
+    rooms = Path(calgp.__file__).parent
+    assert [file.name for file in rooms.rglob("*.py") if "import Console" in file.read_text()] == ["terminal.py"]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -12,7 +12,7 @@ from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
 from calgp.cli.experiments import reproduce, sweep
-from calgp.cli.shared import err, is_rank_zero, out
+from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
 from calgp.cli.terminal import styled
 from calgp.cli.train import train
 from calgp.cli.tune import tune
@@ -46,6 +46,14 @@ def main() -> None:
         if not (is_rank_zero() or error.alone):
             sys.exit(1)
         err.print(styled(("Error:", "bold red"), f" {error}"), highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or out_of_memory(error)):
+            raise
+        said = (
+            "There is not enough memory for this. Use smaller images (--size), a smaller network or --batch-size, or "
+        )
+        err.print(styled(("Error:", "bold red"), f" {said}--accumulate; what was written before is whole."))
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")

@@ -71,6 +71,12 @@ RunArgument = Annotated[
 ]
 
 
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says that there is no memory left, on whatever device."""
+    said = str(error).lower()
+    return "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said
+
+
 def is_rank_zero() -> bool:
     """Whether this process writes to the terminal: it is the only one, or the first of those torchrun has started."""
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
