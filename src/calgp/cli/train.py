@@ -92,7 +92,7 @@ def train(
     if done:
         return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
     if is_rank_zero() and images.train.split_note:
-        out.print(images.train.split_note, soft_wrap=True, markup=False)
+        out.print(images.train.split_note, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         watches = []
         if is_rank_zero():

@@ -183,9 +183,11 @@ def run_section(result: Result, label: str, colour: str, directory: Path | None)
 
 
 def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path | None) -> Evaluated:
-    columns, absent = folder.predictions(found.source, found.calibrator, len(card.classes)), ""
+    name, absent = folder.predictions_name(found.source, found.calibrator), ""
+    if (stored := folder.checksum(name)) is not None and found.predictions not in (None, stored):
+        return Evaluated(found, None, None, f"{name} is not of the evaluation that gave these scores: evaluate again.")
+    columns = folder.columns(name, len(card.classes))
     if columns is None:
-        name = folder.predictions_name(found.source, found.calibrator)
         return Evaluated(found, None, None, f"The folder has no {name}: evaluate again to see them.")
     for convert in (False, True):  # the evaluation's checksum shows which of them it saw
         try:
