@@ -12,24 +12,26 @@ if TYPE_CHECKING:
     from calgp.errors import CalgpError
     from calgp.estimator import ConvGPClassifier
     from calgp.gp import Bound, DeepGP, Predictive, RandomFeatureGP, predict
+    from calgp.gp_classifier import GPClassifier
     from calgp.methods import METHODS
     from calgp.nets import BACKBONES
     from calgp.nets.wrap import wrap
-    from calgp.runs import Classifier, Run, compare, ensemble, load, train
+    from calgp.runs import Classifier, Run, compare, load, train
 
 _ROOMS = {
     "calgp.errors": ("CalgpError",),
     "calgp.estimator": ("ConvGPClassifier",),
     "calgp.gp": ("Bound", "DeepGP", "Predictive", "RandomFeatureGP", "predict"),
+    "calgp.gp_classifier": ("GPClassifier",),
     "calgp.methods": ("METHODS",),
     "calgp.nets": ("BACKBONES",),
     "calgp.nets.wrap": ("wrap",),
-    "calgp.runs": ("Classifier", "Run", "compare", "ensemble", "load", "train"),
+    "calgp.runs": ("Classifier", "Run", "compare", "load", "train"),
 }
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "Classifier", "ConvGPClassifier", "DeepGP", "Predictive",
-    "RandomFeatureGP", "Run", "compare", "ensemble", "load", "predict", "train", "wrap",
+    "BACKBONES", "METHODS", "Bound", "CalgpError", "Classifier", "ConvGPClassifier", "DeepGP",
+    "GPClassifier", "Predictive", "RandomFeatureGP", "Run", "compare", "load", "predict", "train", "wrap",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ and the mode is found in a few dozen steps whatever the kernel.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -201,24 +201,39 @@ def _two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, float]]) -> T
 class VectorGP:
     """q(f): Laplace's Gaussian around the mode, in a basis. The classes share one covariance.
 
-    Its curvature at a training point is that of the most uncertain class, p̂ (1 − p̂).
+    Its curvature at a training point is that of the most uncertain class, p̂ (1 − p̂). `spread` multiplies the variance
+    of f: 1 is Laplace's own, which is often wider than what predicts best.
     """
 
     basis: Basis
     mode: Mode
     root: Float[Tensor, "m m"]  # R, R Rᵀ the covariance of every w_q
     variance: float  # σ²
+    spread: float = 1.0
 
     @staticmethod
-    def fit(basis: Basis, phi: Float[Tensor, "N m"], mode: Mode, variance: float) -> "VectorGP":
-        return VectorGP(basis, mode, weight_root(phi, mode, variance), variance)
+    def fit(basis: Basis, phi: Float[Tensor, "N m"], mode: Mode, variance: float, *, spread: float = 1.0) -> "VectorGP":
+        return VectorGP(basis, mode, weight_root(phi, mode, variance), variance, spread)
 
     def latent(self, u: Float[Tensor, "N d"]) -> Latent:
         """Mean [1, N, Q] and variance [1, N, Q] of f, in one pass."""
         phi = self.basis(u)
-        variance = (phi @ self.root).square().sum(1) + self.variance * self.basis.residual(u, phi)
         mean = self.mode(phi).unsqueeze(0)
-        return Latent(mean, variance[None, :, None].expand_as(mean))
+        variance = weight_variance(phi, self.root) + self.variance * self.basis.residual(u, phi)
+        return Latent(mean, (self.spread * variance)[None, :, None].expand_as(mean))
+
+    def to(self, like: Tensor) -> "VectorGP":
+        """The same in another floating type."""
+        if self.root.dtype == like.dtype:
+            return self
+        basis = replace(self.basis, inducing=self.basis.inducing.to(like), project=self.basis.project.to(like))
+        mode = Mode(self.mode.weight.to(like), self.mode.bias.to(like))
+        return VectorGP(basis, mode, self.root.to(like), self.variance, self.spread)
+
+
+def weight_variance(phi: Float[Tensor, "N m"], root: Float[Tensor, "m m"]) -> Float[Tensor, "N"]:
+    """φᵀ R Rᵀ φ."""
+    return (phi @ root).square().sum(1)
 
 
 def weight_root(phi: Float[Tensor, "N m"], mode: Mode, variance: float) -> Float[Tensor, "m m"]:
