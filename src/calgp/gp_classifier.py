@@ -144,7 +144,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable labels."""
-        return self.classes_[self.predictive(X).labels.numpy()]
+        labels = self.predictive(X).labels.numpy()
+        return self.classes_[labels]
 
     def entropy(self, X: Any) -> np.ndarray:
         """The uncertainty in nats: 0 where it is certain, log Q where it knows nothing."""
