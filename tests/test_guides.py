@@ -27,3 +27,19 @@ def test_own_images(tmp_path, monkeypatch):
             assert command[0] == "calgp" and result.exit_code == 0, (line, result.output, result.exception)
     assert "folder:strangers" in Path("runs/photos/report.html").read_text()
     assert len(Path("predictions.csv").read_text().splitlines()) > 2
+
+
+def test_embeddings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for language, block in re.findall(r"```(python|bash)\n(.*?)```", (GUIDES / "embeddings.md").read_text(), re.S):
+        if language == "python":
+            exec(compile(block, "embeddings.md", "exec"), names)  # noqa: S102
+        for line in block.splitlines() if language == "bash" else []:
+            command = shlex.split(line)
+            result = CliRunner().invoke(cli.app, command[1:])
+            assert command[0] == "calgp" and result.exit_code == 0, (line, result.output, result.exception)
+    assert names["classifier"].score(names["X_test"], names["y_test"]) > 0.9
+    assert names["flagged"].double().mean() < 0.15
+    page = Path("judged.html").read_text()
+    assert "gp less linear" in page and page.count("<svg") == 4

@@ -11,6 +11,7 @@ from calgp.cli.catalog import backbones, methods, shard, sources
 from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
+from calgp.cli.judge import judge
 from calgp.cli.reproduce import reproduce
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
 from calgp.cli.sweep import sweep
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 COMMANDS = (  # in the order of `calgp --help`
     train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
+    judge, report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

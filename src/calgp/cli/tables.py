@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,14 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from calgp.cli.terminal import PlainColumn, Terminal, styled
+from calgp.metrics import Difference
 from calgp.posthoc.decisions import Selection
 from calgp.runs.classifier import Prediction
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported
 from calgp.runs.loop import Step
+from calgp.runs.predictions_file import Judgement
 from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
 from calgp.runs.verification import Check
 from calgp.runs.writing import wrap_os_errors, write_whole
@@ -258,6 +260,31 @@ def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> 
     for q, (name, row) in enumerate(zip(names, matrix, strict=True)):
         cells = (styled((str(n), "bold")) if q == label else str(n) if n else "·" for label, n in enumerate(row))
         table.add_row(name, *cells)
+    return table
+
+
+def judgement_table(found: Judgement) -> Table:
+    """The scores of predictions that were made elsewhere, with their intervals."""
+    title = f"{found.name}: {found.n:,} rows, {found.classes} classes"
+    table = Table("", "value", "95 % interval", title=title, title_justify="left")
+    for name, value in vars(found.own.scores).items():
+        if name != "n":
+            label = name.upper() if name in SHORT else f"mean {name}"
+            table.add_row(label, f"{value:.4f}", _ends(getattr(found.own.intervals, name, None)))
+    table.add_row("AURC by confidence", f"{found.aurc:.3g}", "")
+    table.caption = " ".join(found.notes) or None
+    return table
+
+
+def paired_table(first: str, second: str, differences: Mapping[str, Difference]) -> Table:
+    """The scores of the first less those of the second, on the same rows."""
+    title = f"{first} less {second}, on the same rows: below zero favours {first}"
+    names = ("", "difference", "± half of its 95 % interval", "")
+    table = Table(*names, title=title, title_justify="left")
+    for name, each in differences.items():
+        better = first if each.value < 0 else second
+        verdict = f"{better} is better" if each.is_clear else "undecided"
+        table.add_row(name.upper(), f"{each.value:+.4f}", f"{each.half:.4f}", verdict)
     return table
 
 
