@@ -71,6 +71,13 @@ class Kernel(nn.Module, ABC):
         """An ℓ at which the kernel tells features such as these apart, for want of a better one to start from."""
 
     @abstractmethod
+    def scaled_lengthscale(self, c: Float[Tensor, "N d"], scale: float) -> Float[Tensor, ""]:
+        """The ℓ at which functions of features such as these have the standard deviation `scale` a priori.
+
+        Where ℓ does not change it (rbf: σ alone does), the natural one.
+        """
+
+    @abstractmethod
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         """Φ from CΩ, such that E[ΦΦᵀ] = k."""
 
@@ -116,6 +123,11 @@ class ArcCosine(Kernel):
     def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
         return c.norm(dim=-1).median()  # so that ‖u‖ = 1; it does not matter for the angles
 
+    def scaled_lengthscale(self, c: Float[Tensor, "N d"], scale: float) -> Float[Tensor, ""]:
+        # sqrt(k(c, c)) = σ (‖c‖ / ℓ)ᵖ, but for √3 of order 2
+        size = self.natural_lengthscale(c)
+        return size * (self.sigma.mean() / scale) ** (1 / self.order) if self.order else size
+
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         # Φ = sqrt(2σ²/N_RF) max(0, CΩ)ᵖ, Eq. (5)
         scale = self.sigma * math.sqrt(2 / projected.shape[-1])
@@ -149,6 +161,9 @@ class RBF(Kernel):
 
     def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
         return torch.pdist(c).median()  # the median heuristic: distances of order one
+
+    def scaled_lengthscale(self, c: Float[Tensor, "N d"], scale: float) -> Float[Tensor, ""]:
+        return self.natural_lengthscale(c)
 
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         # Φ = sqrt(σ²/N_RF) [cos(CΩ), sin(CΩ)], Eq. (12)
