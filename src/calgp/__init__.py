@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from calgp.methods import METHODS
     from calgp.methods.own_loop import gp_classifier
     from calgp.nets.wrap import wrap
-    from calgp.runs import Classifier, Run, load, train
+    from calgp.runs import Classifier, Run, load, train, upgrade
 
 _ROOMS = {
     "calgp.errors": ("CalgpError",),

@@ -16,7 +16,9 @@ from calgp.methods.cnn_gp import CnnGp, CnnGpModel
 from calgp.methods.mean_field import MeanFieldGp
 from calgp.nets import Backbone, Task, Wrapped, WrappedFeatures
 from calgp.nets.wrap.image_shape import find_image_shape
+from calgp.nets.wrap.sites import LAYERS
 from calgp.options import find_option
+
 
 def gp_classifier(
     network: nn.Module | Backbone,
@@ -60,7 +62,9 @@ def gp_classifier(
     chosen = _method(method, options)
     if isinstance(network, nn.Module):
         shape = find_image_shape(network) if image_shape is None else tuple(image_shape)
-        network = _Given(network, Wrapped("given", freeze=freeze, mask="none" if freeze else "all"))
+        layers = [each for each in network.modules() if isinstance(each, LAYERS)]
+        masked = not freeze and len(layers) > 2  # the first has no mask, and the last is the old classifier
+        network = _Given(network, Wrapped("given", freeze=freeze, mask="all" if masked else "none"))
     elif freeze or image_shape is None:
         raise CalgpError(
             "A backbone says itself what is frozen, as calgp.wrap(network, freeze=True, mask='none'), and needs the "
@@ -138,7 +142,7 @@ class GPNetwork(Model):
     def _check_labels(self, x: Tensor, y: Tensor) -> None:
         if y.shape != x.shape[:1] or y.is_floating_point() or int(y.amin()) < 0 or int(y.amax()) >= self.classes:
             raise CalgpError(
-                f"Labels must be whole numbers from 0 to {self.classes - 1}, one for each of {len(x)} images; these are "
+                f"Labels must be whole numbers 0 … {self.classes - 1}, one for each of {len(x)} images; there are "
                 f"{list(y.shape)} {y.dtype} from {y.amin().item():g} to {y.amax().item():g}."
             )
 

@@ -59,7 +59,9 @@ class FullLaplace(LastLayerPosterior):
 
         def part(phi: Tensor) -> Tensor:
             # Cov[f_q, f_r] = φᵀ S_qr φ
-            rows = [(phi @ block.flatten(1)).unflatten(1, (classes, m)) @ phi.unsqueeze(-1) for block in self.covariance]
+            rows = [
+                (phi @ block.flatten(1)).unflatten(1, (classes, m)) @ phi.unsqueeze(-1) for block in self.covariance
+            ]
             return torch.stack([row.squeeze(-1) for row in rows], 1)
 
         return torch.cat([part(each) for each in phi.split(max(1, NUMBERS // (classes * m)))])
@@ -135,7 +137,11 @@ def fit_last_layer(
 
 
 def _fit_full(
-    parts: list[tuple[Tensor, Tensor]], squared: float, log_likelihood: float, precision: float | None, dtype: torch.dtype
+    parts: list[tuple[Tensor, Tensor]],
+    squared: float,
+    log_likelihood: float,
+    precision: float | None,
+    dtype: torch.dtype,
 ) -> FullLaplace:
     classes, m = parts[0][1].shape[1], parts[0][0].shape[1]
     hessian = torch.zeros(classes, m, classes, m, dtype=torch.float64, device=parts[0][0].device)
@@ -143,7 +149,7 @@ def _fit_full(
         for q in range(classes):
             for r in range(q, classes):
                 # Σ_i (p_q δ_qr − p_q p_r) φ φᵀ
-                block = phi.mT @ ((p[:, q] * ((q == r) - p[:, r]))[:, None] * phi)
+                block = phi.mT @ ((p[:, q] * (float(q == r) - p[:, r]))[:, None] * phi)
                 hessian[q, :, r] += block
                 if r > q:
                     hessian[r, :, q] += block
@@ -156,7 +162,11 @@ def _fit_full(
 
 
 def _fit_kronecker(
-    parts: list[tuple[Tensor, Tensor]], squared: float, log_likelihood: float, precision: float | None, dtype: torch.dtype
+    parts: list[tuple[Tensor, Tensor]],
+    squared: float,
+    log_likelihood: float,
+    precision: float | None,
+    dtype: torch.dtype,
 ) -> KroneckerLaplace:
     n = sum(len(phi) for phi, _ in parts)
     features = torch.stack([phi.mT @ phi for phi, _ in parts]).sum(0)
@@ -220,7 +230,9 @@ class UncertaintyScaling:
     trust: float  # ρ
 
     @classmethod
-    def fit(cls, logits: Float[Tensor, "N Q"], variance: Float[Tensor, "N"], y: Int[Tensor, "N"]) -> "UncertaintyScaling":
+    def fit(
+        cls, logits: Float[Tensor, "N Q"], variance: Float[Tensor, "N"], y: Int[Tensor, "N"]
+    ) -> "UncertaintyScaling":
         """Of all ρ of a grid, each with its best T, the one that gives labels the largest likelihood."""
         found = []
         for trust in TRUSTS:

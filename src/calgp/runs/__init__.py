@@ -17,6 +17,7 @@ from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training import new_folder, train, train_run
 from calgp.runs.training_data import TrainingData
+from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation, upgrade
 from calgp.runs.verification import Check
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "RunFolder",
     "Step",
     "TrainingData",
+    "UpgradedClassifier",
+    "UpgradedEvaluation",
     "compare",
     "ensemble",
     "fit",
@@ -56,4 +59,5 @@ __all__ = [
     "train",
     "train_run",
     "tune_process",
+    "upgrade",
 ]
