@@ -1,4 +1,4 @@
-"""What `calgp.upgrade` does to a plain PyTorch network: `python tools/upgraded_mnist.py [SEED …]` (CALGP_DATA, minutes).
+"""What `calgp.upgrade` does to a plain PyTorch network: `python tools/upgraded_mnist.py [SEED …]` (CALGP_DATA).
 
 10,000 images of MNIST train a plain CNN with Adam and cross-entropy; 1,000 others are the hold-out; all 10,000 test
 images and the letters of notMNIST measure.
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import calgp
 from calgp.data import load
 from calgp.data.images import to_unit_interval
+from calgp.runs import UpgradedClassifier
 
 
 def plain_network() -> nn.Module:
@@ -50,11 +51,13 @@ def main(seeds: list[int]) -> None:
                 same = _same_labels(network, upgraded, to_unit_interval(test.x))
                 print(f"seed {seed}, {given}, {seconds:.1f} s, labels unchanged: {same}")
                 fitted = upgraded.fitted
-                print(f"  τ {fitted.numbers['precision']:.3g}, {fitted.scaling}, temperature alone {fitted.temperature:.3f}")
+                print(f"  τ {fitted.numbers['precision']:.3g}, {fitted.scaling}, temperature {fitted.temperature:.3f}")
                 for name, each in (
                     ("before", found.before), ("temperature", found.temperature_alone), ("upgraded", found.scores),
                 ):  # fmt: skip
-                    print(f"  {name:12} ERR {each.err:.4f} MNLL {each.mnll:.4f} ECE {each.ece:.4f} BRIER {each.brier:.4f}")
+                    print(
+                        f"  {name:12} ERR {each.err:.4f} MNLL {each.mnll:.4f} ECE {each.ece:.4f} BRIER {each.brier:.4f}"
+                    )
                 print("  AUROC letters: " + ", ".join(f"{name} {each.auroc:.4f}" for name, each in found.ood.items()))
                 made = found.decisions
                 if made is not None and made.sets is not None and made.selection is not None:
@@ -62,7 +65,7 @@ def main(seeds: list[int]) -> None:
                           f"{made.selection.share:.4f}, of which wrong {made.selection.error:.4f}")  # fmt: skip
 
 
-def _same_labels(network: nn.Module, upgraded: calgp.runs.UpgradedClassifier, x: torch.Tensor) -> bool:
+def _same_labels(network: nn.Module, upgraded: UpgradedClassifier, x: torch.Tensor) -> bool:
     with torch.no_grad():
         before = torch.cat([network(part).argmax(1) for part in x.split(500)])
     return bool((upgraded.predict(x).predictive.labels == before).all())
