@@ -22,7 +22,10 @@ from calgp.nets import BACKBONES
 from calgp.runs import RunFolder
 from folders import tensors
 
-SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
+SMALL = [
+    "--train-size", "200", "--steps", "10", "--backbone", "lenet", "--set", "backbone.channels=[4,8]",
+    "--set", "backbone.hidden=[16]",
+]  # fmt: skip
 
 WITHOUT_HOLDOUT = Path(__file__).parent / "golden" / "sampled"  # a run of an earlier version
 
@@ -210,9 +213,9 @@ def test_resume_begins_again_where_there_is_no_checkpoint_yet(run_cli, cli_run, 
 
 def test_continue_begins_goes_on_and_leaves_what_is_finished(run_cli, cli_run, tmp_path):
     options = ["--source", "digits", "--train-size", "60", "--size", "14", "--steps", "2", "--out", "run"]
-    for told in ("Trained cnn-gp-sorf", "run is finished."):
+    for printed in ("Trained cnn-gp-sorf", "run is finished."):
         status, output = run_cli("train", "--continue", *options)
-        assert status == 0 and told in output, output
+        assert status == 0 and printed in output, output
     status, output = run_cli("train", "--continue", *options, "--seed", "1")
     assert status == 1 and "holds another run than this one" in output
     status, output = run_cli("train", "--continue", "--source", "digits")
@@ -246,7 +249,7 @@ def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     assert status == 0 and "digits under contrast: 1,000 test images" in output
     assert [f"{summary['scores']['mnll']:.4f}" in output for summary in found] == [True] * 5
     status, output = run_cli("evaluate", "copy", "--corrupt", "jpeg", "--source", "letters", "-S", "2")
-    assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: doubt alone
+    assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: uncertainty alone
 
 
 def test_corrupted_images_depend_on_their_own_seed_alone(run_cli, cli_run, tmp_path):
@@ -503,9 +506,9 @@ def test_predict_is_calibrated_unless_told_otherwise(run_cli, copied):
 
 def test_decide_evaluate_predict_report(run_cli, copied):
     status, output = run_cli("decide", "copy", "-S", "4", "--error", "0.01", "--coverage", "0.8")
-    told = " ".join(output.split())
-    assert status == 0 and "fitted on 20 held-out images with 4 passes" in told
-    assert "never" in told and "needs at least 299 held-out images" in told and "aps threshold" in told
+    printed = " ".join(output.split())
+    assert status == 0 and "fitted on 20 held-out images with 4 passes" in printed
+    assert "never" in printed and "needs at least 299 held-out images" in printed and "aps threshold" in printed
     status, output = run_cli(
         "decide", "copy", "-S", "4", "--error", "0.9", "--empirical", "--coverage", "0.8", "--json"
     )
@@ -531,18 +534,18 @@ def test_decide_evaluate_predict_report(run_cli, copied):
 def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied):
     assert run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")[0] == 0
 
-    def told(*arguments: str) -> str:
+    def printed(*arguments: str) -> str:
         result = CliRunner().invoke(cli.app, ["evaluate", "copy", *arguments, "--json"])
         return " ".join(result.stderr.split())
 
-    assert "Note" not in told("-S", "4")
-    assert "is for 4 passes; with 2 passes its promises need not hold" in told("-S", "2")
+    assert "Note" not in printed("-S", "4")
+    assert "is for 4 passes; with 2 passes its promises need not hold" in printed("-S", "2")
     assert run_cli("calibrate", "copy", "-S", "4", "--share", "0.5")[0] == 0
-    assert "is for other probabilities than these and was not used" in told("-S", "4")
-    assert "Note" not in told("-S", "4", "--uncalibrated")
+    assert "is for other probabilities than these and was not used" in printed("-S", "4")
+    assert "Note" not in printed("-S", "4", "--uncalibrated")
     status, output = run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")
     assert status == 0 and "calibrated (temperature)" in output and "fitted on 10 held-out" in " ".join(output.split())
-    assert "Note" not in told("-S", "4")
+    assert "Note" not in printed("-S", "4")
 
 
 def test_cnn_cal_is_calibrated_by_its_training(run_cli):

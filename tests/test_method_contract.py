@@ -1,14 +1,18 @@
 """What holds for every method there is; a new one is tested by being listed in METHODS."""
 
 import dataclasses
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Noise, NumericalError, predict
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
+from calgp.nets.wrap import wrap
 
 LENET = LeNet(channels=(8, 8), hidden=(32,))
 RESNET = ResNet(n=1, widths=(4, 8, 8), pad_to=8)
@@ -157,6 +161,60 @@ def test_prediction_leaves_model_and_generator_bit_for_bit(name):
     assert torch.equal(before, torch.get_rng_state())
     assert modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def small_network():
+    torch.manual_seed(0)
+    layers = (
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 3, stride=2),
+        nn.BatchNorm2d(6),
+    )
+    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+
+
+@every_method
+@pytest.mark.parametrize("backbone", ["resnet", "wrapped"])
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+def test_threads_that_share_a_model_predict_what_one_does(name, backbone, mode, monkeypatch):
+    """Four at a time, each other images: batch norm's mode, hooks, caches and names of sites are the model's own."""
+    network = RESNET if backbone == "resnet" else wrap(small_network)
+    try:
+        model = build(name, TOY, network).train(mode == "training")
+    except CalgpError as error:  # Gaussian weights in anybody's network
+        pytest.skip(str(error))
+    inputs = [images(5, seed=seed) for seed in range(4)]
+    alone = [predict(model, x, passes=3, seed=1).log_probs for x in inputs]
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    written = watch_writes(monkeypatch) if mode == "evaluation" else []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns at every opportunity
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(predict, model, x, passes=3, seed=1) for x in inputs * 3]
+            found = [each.result().log_probs for each in found]
+    finally:
+        sys.setswitchinterval(interval)
+    for expected, now in zip(alone * 3, found, strict=True):
+        torch.testing.assert_close(now, expected, rtol=0, atol=1e-6)  # the order of sums alone may differ
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(module.training == (mode == "training") for module in (model, model.likelihood))
+    assert not written
+
+
+def watch_writes(monkeypatch):
+    """A list that gets the attributes which modules are given from now on; GPyTorch keeps what it computes."""
+    written, give = [], nn.Module.__setattr__
+
+    def note(module, name, value):
+        if not type(module).__module__.startswith(("gpytorch", "linear_operator")) and name != "_made":
+            written.append((type(module).__name__, name))
+        give(module, name, value)
+
+    monkeypatch.setattr(nn.Module, "__setattr__", note)
+    return written
 
 
 @every_method

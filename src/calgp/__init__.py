@@ -10,16 +10,16 @@ from calgp._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from calgp.errors import CalgpError
-    from calgp.estimator import ConvGPClassifier
     from calgp.gp import Bound, DeepGP, Predictive, RandomFeatureGP, predict
     from calgp.methods import METHODS
     from calgp.methods.own_loop import gp_classifier
     from calgp.nets.wrap import wrap
     from calgp.runs import Classifier, Run, load, train, upgrade
+    from calgp.sklearn import ConvGPClassifier
 
 _ROOMS = {
     "calgp.errors": ("CalgpError",),
-    "calgp.estimator": ("ConvGPClassifier",),
+    "calgp.sklearn": ("ConvGPClassifier",),
     "calgp.gp": ("Bound", "DeepGP", "Predictive", "RandomFeatureGP", "predict"),
     "calgp.methods": ("METHODS",),
     "calgp.methods.own_loop": ("gp_classifier",),

@@ -14,10 +14,11 @@ from dataclasses import replace
 import pytest
 
 from calgp.errors import CalgpError
-from calgp.experiments import Paths, run_missing
+from calgp.paper import run_missing
 from calgp.runs import RunFolder, ensemble, train_run, writing
+from calgp.runs.jobs import Paths
 from calgp.runs.results import NoteRecord, TrainRecord
-from calgp.runs.writing import PART, owned, remove_leftovers, reporting, write_whole
+from calgp.runs.writing import PART, owned, remove_leftovers, wrap_os_errors, write_whole
 from folders import calibrate, evaluate, tensors
 
 from .conftest import small
@@ -198,7 +199,7 @@ def test_a_file_size_limit_stops_a_training_and_leaves_its_checkpoint(tmp_path, 
 
 
 def test_a_full_device_is_told_in_one_sentence(tmp_path):
-    with pytest.raises(CalgpError, match="No space left"), reporting(tmp_path), open("/dev/full", "wb") as file:
+    with pytest.raises(CalgpError, match="No space left"), wrap_os_errors(tmp_path), open("/dev/full", "wb") as file:
         file.write(bytes(10**6))
 
 

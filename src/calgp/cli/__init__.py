@@ -11,8 +11,9 @@ from calgp.cli.catalog import backbones, methods, shard, sources
 from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
-from calgp.cli.experiments import reproduce, sweep
+from calgp.cli.reproduce import reproduce
 from calgp.cli.shared import err, is_rank_zero, out
+from calgp.cli.sweep import sweep
 from calgp.cli.train import train
 from calgp.cli.tune import tune
 from calgp.errors import CalgpError, printable
@@ -39,7 +40,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        if not (is_rank_zero() or error.alone):
+        if not (is_rank_zero() or error.on_one_rank):
             sys.exit(1)
         err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(1)

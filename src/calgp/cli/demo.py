@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 STEPS = 600
 # what equal tuning found (results/tuning/demo): 12 trainings of each method, judged by the same 1,000 held-out digits
-DEMO: dict[str, dict[str, float]] = {
+DEMO: dict[str, dict[str, float | None]] = {
     "cnn-gp-sorf": {
         "method.lengthscale": 1.0,
+        "method.scale": None,
         "learning_rate": 0.064,
         "method.keep_filters": 0.8,
         "method.keep": 0.8,
@@ -83,7 +84,10 @@ def demo_run(method: str, *, seed: int = 0) -> Run:
     from calgp import runs
     from calgp.run import assign
 
-    options = {"method": {"name": method}, "source": "digits-large", "steps": STEPS, "schedule": "one-cycle"}
+    options = {
+        "method": {"name": method}, "backbone": "lenet", "source": "digits-large", "steps": STEPS,
+        "epochs": 10.0, "schedule": "one-cycle", "holdout": 0.0, "augment": [], "crop": 4, "calibration": False,
+    }  # fmt: skip
     for name, value in DEMO[method].items():
         assign(options, name, value)
     return runs.from_json(options | {"seed": seed})

@@ -55,7 +55,7 @@ def evaluate(
 
     A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
     was trained. The results of both stand side by side in the folder, in reports and in comparisons. A run with
-    decisions (see `calgp decide`) is also told how well they keep their promises.
+    decisions (see `calgp decide`) also shows how well they keep their promises.
 
     --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1
     to 5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the
@@ -186,7 +186,7 @@ def decide(
     confidence: Annotated[float, typer.Option(help="That --error holds on new images.")] = 0.95,
     empirical: Annotated[bool, typer.Option("--empirical", help="--error on the hold-out itself: no promise.")] = False,
     score: Annotated[
-        str, typer.Option(help="What doubt is: confidence, entropy or mutual-information.")
+        str, typer.Option(help="The uncertainty score: confidence, entropy or mutual-information.")
     ] = "confidence",
     coverage: Annotated[
         float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
@@ -207,9 +207,9 @@ def decide(
 ) -> None:
     """Decide when a run answers, and which classes it keeps, on the images that it held out (--holdout 0.1).
 
-    --error finds a threshold of doubt, beyond which the run abstains: what it answers is wrong no more often than this,
-    with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as this.
-    Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
+    --error finds a threshold of uncertainty beyond which the run abstains: what it answers is wrong no more often than
+    this, with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as
+    this. Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
     `report` use them from then on.
 
     A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.

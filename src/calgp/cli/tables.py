@@ -31,14 +31,15 @@ from calgp.runs.export import Exported
 from calgp.runs.loop import Step
 from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
 from calgp.runs.verification import Check
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
-    from calgp.experiments import Experiment, Job
-    from calgp.experiments import Progress as Done
-    from calgp.experiments.sweep import Sweep, SweepResult
-    from calgp.experiments.verdicts import Verdict
+    from calgp.paper import Experiment
+    from calgp.paper.verdicts import Verdict
     from calgp.runs import RunFolder
+    from calgp.runs.jobs import Job
+    from calgp.runs.jobs import Progress as Done
+    from calgp.search.sweep import Sweep, SweepResult
 
 PROGRESS = Console(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
@@ -116,7 +117,7 @@ def experiment_table(experiments: Iterable[Experiment]) -> Table:
 
 def verdict_table(experiment: Experiment, verdicts: Iterable[Verdict]) -> Table:
     """What became of the claims of an experiment."""
-    from calgp.experiments.verdicts import STATES
+    from calgp.paper.verdicts import STATES
 
     colours = {"held": "blue", "not held": "red", "mixed": "magenta"}
     names = ("for", "undecided", "one seed", "against")
@@ -162,7 +163,7 @@ def _long(hours: float) -> str:
 
 def planned_table(sweep: Sweep, missing: Iterable[Job]) -> Table:
     """The settings of a sweep, and how many of their runs are still to be made."""
-    from calgp.experiments.sweep import worded
+    from calgp.search.sweep import worded
 
     absent = {job.key: job.seconds for job in missing}
     table = Table(Column("setting", overflow="fold"), "runs", "missing", "seconds")
@@ -174,7 +175,7 @@ def planned_table(sweep: Sweep, missing: Iterable[Job]) -> Table:
 
 def sweep_table(rows: Iterable[SweepResult]) -> Table:
     """One line a setting: mean ± standard error over its seeds, the best on the hold-out first."""
-    from calgp.experiments.sweep import worded
+    from calgp.search.sweep import worded
 
     rows = list(rows)
     test = any(row.test for row in rows)
@@ -429,5 +430,5 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
     writer.writeheader()
     writer.writerows(flat)
-    with reporting(path.parent):
+    with wrap_os_errors(path.parent):
         write_whole(path, text.getvalue().encode())

@@ -3,6 +3,7 @@
 import functools
 import math
 import operator
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from calgp.errors import CalgpError
 from calgp.gp.cholesky import NumericalError
@@ -366,28 +368,48 @@ class _Moments:
 
 def _footprint(model: nn.Module, run: Callable[[], Tensor]) -> int:
     """Bytes that one sample of one row takes at its peak: about four times the largest tensor that a layer gives."""
-    sizes = [1]
+    sizes, here, own = [1], threading.get_ident(), set(model.modules())
 
     def record(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor):
+        if isinstance(output, Tensor) and module in own and threading.get_ident() == here:
             sizes.append(output.numel() * output.element_size())
 
-    handles = [module.register_forward_hook(record) for module in model.modules()]
+    # for all modules there are: hooks of the model's own modules would be written into it, while other threads use it
+    with _GUARD:
+        handle = register_module_forward_hook(record)
     try:
         record(model, (), run())
     finally:
-        for handle in handles:
+        with _GUARD:
             handle.remove()
     return 4 * max(sizes)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Batch norm uses its running statistics and leaves them alone; afterwards every module is as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    """Batch norm uses its running statistics and leaves them alone; afterwards every module is as it was.
+
+    Threads may overlap: a module that was training does so again when the last of them has left. A model that is in
+    evaluation mode, as loaded and trained ones are, is not written to.
+    """
+    with _GUARD:
+        modules = [module for module in model.modules() if module.training or module in _EVALUATED]
+        for module in modules:
+            count, training = _EVALUATED.get(module, (0, module.training))
+            _EVALUATED[module] = count + 1, training
+        if any(module.training for module in modules):
+            model.eval()
     try:
         yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        with _GUARD:
+            for module in modules:
+                count, training = _EVALUATED.pop(module)
+                if count > 1:
+                    _EVALUATED[module] = count - 1, training
+                else:
+                    module.training = training
+
+
+_GUARD = threading.RLock()
+_EVALUATED: dict[nn.Module, tuple[int, bool]] = {}  # how many threads evaluate a module, and its mode before

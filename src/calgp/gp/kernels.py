@@ -56,7 +56,7 @@ class Kernel(nn.Module, ABC):
 
     @abstractmethod
     def identifiable(self, *, ard: bool) -> tuple[bool, bool]:
-        """Whether σ and ℓ can be told from each other and from the data, so that learning them makes sense."""
+        """Whether σ and ℓ can be identified from the data, apart from each other, so that learning them makes sense."""
 
     @abstractmethod
     def covariance(self, c1: Float[Tensor, "N d"], c2: Float[Tensor, "M d"]) -> Float[Tensor, "*outputs N M"]:

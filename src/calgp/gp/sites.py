@@ -31,5 +31,6 @@ def name_sites(module: nn.Module) -> dict[str, Site]:
     """Every place where noise is drawn, by its name in the module; gives each the key of its noise."""
     sites = {name: m for name, m in module.named_modules() if isinstance(m, Site) and m.active}
     for name, site in sites.items():
-        site.site = site_key(name)
+        if site.site != (key := site_key(name)):  # threads that predict write nothing
+            site.site = key
     return sites

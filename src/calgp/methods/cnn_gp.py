@@ -26,6 +26,12 @@ class CnnGp(Method):
 
     summary: ClassVar[str] = "convolutional features, Gaussian process by random features, all inferred by masks"
 
+    default_reason: ClassVar[str] = (
+        "calibrated probabilities in one pass of the network, uncertainty about the features too, and nothing to tune: "
+        "the scale of its prior comes from the images."
+    )
+    learning_rate: ClassVar[float] = 6e-3
+
     frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
         "variational", "Ω: inferred, as the paper's RF; or drawn once, structured (sorf) or not."
     )
@@ -82,6 +88,10 @@ class CnnGp(Method):
             )
         if self.per_output and self.frequencies == "variational":
             raise CalgpError("Invalid per_output=True: frequencies must not be inferred, such as sorf.")
+
+    @property
+    def is_calibrated(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.integrate  # the paper's presets stay as they were published
 
     def in_one_line(self) -> str:
         name = {"variational": "RF", "sorf": "SORF"}.get(self.frequencies, self.frequencies)

@@ -5,6 +5,8 @@ The only file that needs GPyTorch, which is imported when a model is built: `pip
 
 import copy
 import math
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -154,13 +156,14 @@ class GridProcesses(Freezable):
     def _exact(self) -> Iterator[None]:
         """Around calls of GPyTorch: its cache is stale after a step or a load, and half precision is not enough.
 
-        Nor does the cache stay, since a module that holds results of computations cannot be copied.
+        Nor does the cache stay, since a module that holds results of computations cannot be copied. One thread at a
+        time: they would clear each other's cache.
         """
         clear = _gpytorch().utils.memoize.clear_cache_hook
-        clear(self.strategy)
-        with torch.autocast(self.strategy.inducing_points.device.type, enabled=False):
+        with _CACHE, torch.autocast(self.strategy.inducing_points.device.type, enabled=False):
+            clear(self.strategy)
             yield
-        clear(self.strategy)
+            clear(self.strategy)
 
 
 class FrozenProcesses(nn.Module):
@@ -196,11 +199,16 @@ class Prior(nn.Module):
         return _gpytorch().distributions.MultivariateNormal(x.new_zeros(covariance.shape[:-1]), covariance)
 
 
+_CACHE = threading.RLock()  # of GPyTorch
+
+
 def _gpytorch() -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its import scripts functions, which newer versions of torch deprecate
-            import gpytorch
+        if "gpytorch" not in sys.modules:  # not each time: catch_warnings concerns all threads
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its import scripts functions, which newer versions of torch deprecate
+                import gpytorch
+        import gpytorch
     except ImportError:
         raise CalgpError("svdkl needs GPyTorch, which is not here: pip install 'calgp[svdkl]'.") from None
     return gpytorch

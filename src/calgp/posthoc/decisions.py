@@ -147,8 +147,8 @@ class Selection:
             best = _guaranteed(ranked, errors, error, 1 - _share("confidence", confidence))
         threshold, answered = best
         missed = errors[answered - 1] if answered else 0
-        told = _unreachable(ranked, error, confidence) if not answered else None
-        return cls(score, error, confidence, threshold, len(uncertainty), answered, missed, told)
+        reason = _unreachable(ranked, error, confidence) if not answered else None
+        return cls(score, error, confidence, threshold, len(uncertainty), answered, missed, reason)
 
     def abstains(self, uncertainty: Tensor) -> Tensor:
         """Where no answer is given (bool [N])."""
@@ -193,15 +193,15 @@ def _least(error: float, delta: float) -> int:
 
 
 def _unreachable(ranked: Tensor, error: float, confidence: float | None) -> str:
-    n, told = len(ranked), "abstains from everything"
+    n, effect = len(ranked), "abstains from everything"
     if confidence is not None and n < (least := _least(error, 1 - confidence)):
         return (
             f"An error of {error:g} with confidence {confidence:g} needs at least {least:,} held-out images, even "
-            f"without a mistake; there are {n:,}: the run {told}."
+            f"without a mistake; there are {n:,}: the run {effect}."
         )
     if n > 1 and ranked[0] == ranked[-1]:
-        return f"All held-out images have the same uncertainty, which tells none from another: the run {told}."
-    return f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: the run {told}."
+        return f"All held-out images have the same uncertainty, which tells none from another: the run {effect}."
+    return f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: the run {effect}."
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
@@ -360,12 +360,12 @@ def conformal_quantile(scores: Tensor, coverage: float, which: str = "") -> floa
 
 
 def keyed_uniform(x: Tensor, seed: int = 0) -> Tensor:
-    """A number in [0, 1) for each row of x, drawn by its bytes: the same picture has the same one, wherever it stands.
+    """A number in [0, 1) for each row of x, drawn by its bytes: the same image has the same one, wherever it stands.
 
     The first 53 of the 64 bits that BLAKE2b gives for the row's bytes, keyed by the seed (8 bytes, little-endian).
 
-    >>> pictures = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
-    >>> first, second = keyed_uniform(pictures)
+    >>> images = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
+    >>> first, second = keyed_uniform(images)
     >>> bool(first == second)
     True
     """

@@ -4,6 +4,7 @@ from calgp.run import Run
 from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier, Prediction, load
 from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.defaults import resolved
 from calgp.runs.description import from_json, identity, to_json
 from calgp.runs.devices import open_device, restarted
 from calgp.runs.ensembles import ensemble
@@ -51,6 +52,7 @@ __all__ = [
     "open_device",
     "open_folder",
     "own_scores",
+    "resolved",
     "restarted",
     "score",
     "shipped_run",

@@ -32,7 +32,7 @@ from calgp.runs.fit_calibrator import check_held_out, fit_calibrator
 from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
-from calgp.runs.ranks import connected, owned
+from calgp.runs.ranks import owned, wrap_lost_ranks
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training_data import held_out_images
 from calgp.runs.verification import Check, verify_run
@@ -207,7 +207,7 @@ class Classifier:
             data = ((x[part].to(parameter), rows[part]) for part in parts)
             return self.predict_batches(data, how, seed=seed)
 
-        with connected(self.fabric):
+        with wrap_lost_ranks(self.fabric):
             predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
         decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
         return Prediction(names, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
@@ -216,8 +216,9 @@ class Classifier:
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
     ) -> Iterator[Predictive]:
         """The predictive of each batch of (images, rows), on the CPU, calibrated."""
+        calibrator = self.calibrator  # one for all batches, though another thread may calibrate meanwhile
         for part in predict_on_cpu(self.model, data, self.passes() if how is None else how, seed=seed):
-            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+            yield part if calibrator is None else part.calibrated(calibrator.apply(part.log_probs))
 
     def decide_on(self, part: Predictive, x: Tensor) -> dict[str, Tensor]:
         """What the run decides on predicted images `x` (uint8): `abstained`, `sets`, as far as it has decisions."""
@@ -246,7 +247,7 @@ class Classifier:
         by side, and so are those of corrupted images.
         """
         source = self.card.run.source if source is None else source
-        with connected(self.fabric), owned(self.fabric, self.folder):
+        with wrap_lost_ranks(self.fabric), owned(self.fabric, self.folder):
             found, predicted = self.evaluate_unsaved(
                 source, images=images, directory=directory, passes=passes, engine=engine, seed=seed, convert=convert,
                 corruption=corruption, watch=watch,

@@ -30,7 +30,7 @@ from calgp.nets import Task
 from calgp.posthoc.calibration import LOWEST, Calibrator
 from calgp.runs.evaluation import form
 from calgp.runs.record import to_json
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 if TYPE_CHECKING:
     from calgp.runs.classifier import Classifier
@@ -184,7 +184,7 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
             f"The {to} file gives another {output} than torch, by {worst[output]:.1e}, more than {TOLERANCE:g}; it was "
             "not kept."
         )
-    with reporting(path.parent):
+    with wrap_os_errors(path.parent):
         write_whole(path, data)
     return Exported(path, len(data), worst, len(x), how, seed, metadata)
 

@@ -17,7 +17,7 @@ from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.run import Run
 from calgp.runs.augmentation import augmented
 from calgp.runs.failures import PATIENCE, BufferSnapshot, non_finite
-from calgp.runs.ranks import alone, gathered, share, summed
+from calgp.runs.ranks import gathered, share, summed, wrap_rank_errors
 
 ROWS_SHOWN = 8
 
@@ -93,7 +93,7 @@ def _batches(
             mine = share(fabric, whole[-1])
             yield mine if len(mine) else whole[-1][:1]  # an image that counts 0
 
-    for mine, x in alone(fabric, images.read(shares())):
+    for mine, x in wrap_rank_errors(fabric, images.read(shares())):
         yield whole.popleft(), mine, x
 
 

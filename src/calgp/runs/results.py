@@ -118,6 +118,7 @@ class Calibration:
     """calibration.json: a calibrator, and what it did to the hold-out that it was fitted on.
 
     of: checksum of the held-out images. share: the part of them that was used, chosen by the seed.
+    crossed: the scores of each fifth of the hold-out, calibrated by the others, where that was asked.
     """
 
     calibrator: CalibratorName
@@ -131,6 +132,7 @@ class Calibration:
     samples: Count = 50
     engine: Engine = "samples"
     warning: Text | None = None
+    crossed: HeldOutScores | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -345,9 +347,9 @@ class HoldoutRecord:
 
 @dataclass(frozen=True)
 class NoteRecord:
-    """A line of log.jsonl about a skipped step, a hold-out that could not be scored, or the state that was kept."""
+    """A line of log.jsonl about a skipped step, a hold-out without scores, the state that was kept, no temperature."""
 
-    kind: Literal["skipped", "unscored", "kept"]
+    kind: Literal["skipped", "unscored", "kept", "uncalibrated"]
     step: Whole
     why: Text | None = None
     mnll: float | None = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from calgp.runs.classifier import Classifier
 
 PROBABILITY = 1e-4  # what another order of adding may change in float32, through tens of layers
-DECIDED = ("abstained", "sets", "set_size", "covered")  # by decisions, which may have been made anew since
+DECIDED = ("abstained", "sets", "set_size", "covered")  # by decisions, which may have been fitted again since
 State = Literal["same bits", "within tolerance", "differs", "not checked"]
 
 

@@ -108,8 +108,8 @@ class WrappedFeatures(Features):
                 norm.train()
             for x, rows in batches:
                 self(self.stem(x), Noise(seed, torch.zeros_like(rows[:1]), rows))
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.eval().momentum = momentum
 
     @property
     def _whole(self) -> bool:
