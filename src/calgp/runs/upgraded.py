@@ -35,10 +35,10 @@ from calgp.posthoc.outliers import OutlierScore, Threshold
 from calgp.runs.classifier import Prediction
 from calgp.runs.decision_metrics import add_outcomes, decision_metrics
 from calgp.runs.evaluation import columns_of
-from calgp.runs.reading import damaged, digest, read_header, read_tensors
+from calgp.runs.reading import digest, read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import Count, Text, Whole, parse, to_json
 from calgp.runs.results import DecisionMetrics, FittedDecisions
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 Data: TypeAlias = tuple[Tensor, Tensor] | Iterable[Any] | Images  # (x, y), a loader or data set of such, or images
 BATCH = 256
@@ -231,14 +231,14 @@ class UpgradedClassifier:
         tensors |= {f"outlier.{name}": value for name, value in self.outlier.tensors().items()}
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         described = {"calgp": json.dumps(to_json(self.fitted)), "sha256": digest(tensors)}
-        with reporting(Path(path)):
+        with wrap_os_errors(Path(path)):
             write_whole(Path(path), save(tensors, described))
 
     @staticmethod
     def load(path: str | os.PathLike[str], network: nn.Module) -> "UpgradedClassifier":
         """What `save` wrote, with the network that it was written for."""
         header = read_header(Path(path))
-        with damaged(Path(path)):
+        with wrap_read_errors(Path(path)):
             fitted = parse(Upgrade, header.metadata)
         tensors = read_tensors(Path(path), header)
         last = LastLayer(network, fitted.layer)
@@ -254,7 +254,7 @@ class UpgradedClassifier:
             kind: {name.removeprefix(kind): each.clone() for name, each in tensors.items() if name.startswith(kind)}
             for kind in ("posterior.", "outlier.")
         }
-        with damaged(Path(path)):
+        with wrap_read_errors(Path(path)):
             posterior = posterior_from(fitted.structure, fitted.numbers, parts["posterior."])
             outlier = outlier_scores.from_state(fitted.outlier, fitted.settings, parts["outlier."])
         return UpgradedClassifier(last, fitted, posterior, outlier)
