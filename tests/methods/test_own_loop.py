@@ -126,6 +126,13 @@ def test_a_backbone_has_all_options_of_wrap():
     assert [*net.model.features.sites] == ["3"]
 
 
+def test_options_of_masks_go_to_the_network():
+    net = calgp.gp_classifier(small_network(), classes=2, n_rf=32, mask="none", mean=(0.1,), std=(0.3,))
+    x = bars(5)[0]
+    assert not net.model.features.sites
+    torch.testing.assert_close(net.eval().stem(x), small_network()[:8].eval()((x - 0.1) / 0.3))
+
+
 def test_predictions_do_not_depend_on_batches():
     net = trained(calgp.gp_classifier(small_network(), classes=2, n_rf=64), steps=3)
     x = bars(30)[0]
@@ -166,5 +173,5 @@ def test_labels_and_n_are_checked():
         net.loss(x, y + 1, n=10)
     with pytest.raises(CalgpError, match="number of training images"):
         net.loss(x, y, n=0)
-    with pytest.raises(CalgpError, match="A backbone says itself"):
+    with pytest.raises(CalgpError, match="A backbone has its own options"):
         calgp.gp_classifier(calgp.wrap(small_network()), classes=2)

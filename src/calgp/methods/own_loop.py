@@ -19,6 +19,8 @@ from calgp.nets.wrap.image_shape import find_image_shape
 from calgp.nets.wrap.sites import LAYERS
 from calgp.options import find_option
 
+NETWORK_OPTIONS = ("features", "mask", "unmasked", "mask_first", "mean", "std")  # of Wrapped
+
 
 def gp_classifier(
     network: nn.Module | Backbone,
@@ -48,8 +50,7 @@ def gp_classifier(
     torch.Size([64, 10])
 
     Args:
-        network: a module from images to logits or features; or a backbone, such as `calgp.wrap(network, unmasked=…)`,
-            which has all options of masks, normalisation and where the features are.
+        network: a module from images to logits or features; or a backbone, such as `calgp.wrap(network, …)`.
         classes: how many there are.
         freeze: train the head alone. The network has no masks then, runs without gradients, and its batch norm keeps
             its statistics.
@@ -57,18 +58,20 @@ def gp_classifier(
         image_shape: (channels, height, width); None: as the network says, or found by trial.
         seed: of Ω and of the first weights.
         options: what differs from the method: n_rf=1024, kernel="rbf", keep=0.7, … The lengthscale is taken from the
-            features of the first batch (option `scale`), or by `start`.
+            features of the first batch (option `scale`), or by `start`. And of `calgp.wrap`: features, mask, unmasked,
+            mask_first, mean, std.
     """
+    of_network = {name: options.pop(name) for name in NETWORK_OPTIONS if name in options}
     chosen = _method(method, options)
     if isinstance(network, nn.Module):
         shape = find_image_shape(network) if image_shape is None else tuple(image_shape)
         layers = [each for each in network.modules() if isinstance(each, LAYERS)]
         masked = not freeze and len(layers) > 2  # the first has no mask, and the last is the old classifier
-        network = _Given(network, Wrapped("given", freeze=freeze, mask="all" if masked else "none"))
-    elif freeze or image_shape is None:
+        network = _Given(network, Wrapped("given", freeze=freeze, **{"mask": "all" if masked else "none"} | of_network))
+    elif freeze or of_network or image_shape is None:
         raise CalgpError(
-            "A backbone says itself what is frozen, as calgp.wrap(network, freeze=True, mask='none'), and needs the "
-            "shape of an image, such as image_shape=(3, 224, 224)."
+            "A backbone has its own options, as calgp.wrap(network, freeze=True, mask='none'), and needs the shape of "
+            "an image, such as image_shape=(3, 224, 224)."
         )
     else:
         shape = tuple(image_shape)

@@ -53,7 +53,8 @@ class Upgrade:
     layer: the network's last. structure, numbers: of Laplace's posterior. scaling: from logits and their variance to
     probabilities. temperature: of the logits alone, to compare with. outlier, settings: the score of features.
     threshold: of that score. decisions: prediction sets, and when to abstain. train, fitted, decided: how many images
-    the posterior and the outlier score, the scaling, and the decisions were fitted on.
+    the posterior and the outlier score, the scaling, and the decisions were fitted on. warning: what to know of the
+    temperature before it is trusted.
     """
 
     layer: Text
@@ -69,6 +70,7 @@ class Upgrade:
     train: Count
     fitted: Count
     decided: Whole
+    warning: Text | None = None
     format: Literal[1] = 1
 
 
@@ -140,22 +142,23 @@ def upgrade(
     outlier_scores.find(outliers)
     if not 0 < share < 1:
         raise CalgpError(f"Invalid share={share:g}: must be a share between 0 and 1, such as 0.5.")
-    last, held = _collected(network, held_out, layer)
-    c, f, y, uniform = held
+    last, (c, f, y, uniform) = _collected(network, held_out, layer)
     names = tuple(map(str, range(f.shape[1]) if classes is None else classes))
     if len(names) != f.shape[1]:
         raise CalgpError(f"{len(names)} classes are named; the network has {f.shape[1]}.")
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     fitted, decided = order.tensor_split([max(1, round(share * len(y)))])
-    seen, labels = (c[fitted], y[fitted]) if train is None else _collected(network, train, last.name)[1][:3:2]
+    seen, labels = c[fitted], y[fitted]
+    if train is not None:
+        seen, _, labels, _ = _collected(network, train, last.name, keyed=False)[1]
     posterior = fit_last_layer(seen, labels, last.weight.cpu(), _cpu(last.bias), structure=structure)
     variance = log_odds_variance(f[fitted], posterior.logit_covariance(c[fitted]))
     scaling = UncertaintyScaling.fit(f[fitted].double(), variance.double(), y[fitted])
-    temperature = Temperature.fit(f[fitted].double().log_softmax(1), y[fitted]).temperature
+    alone = Temperature.fit(f[fitted].double().log_softmax(1), y[fitted])
     outlier = outlier_scores.find(outliers).fit(seen, labels)
     found = Upgrade(
-        last.name, names, _structure(posterior), posterior.numbers(), scaling, temperature, outliers,
-        outlier.settings(), None, None, len(labels), len(fitted), len(decided),
+        last.name, names, _structure(posterior), posterior.numbers(), scaling, alone.temperature, outliers,
+        outlier.settings(), None, None, len(labels), len(fitted), len(decided), alone.warning,
     )  # fmt: skip
     upgraded = UpgradedClassifier(last, found, posterior, outlier)
     predictive = upgraded._predictive(c[decided], f[decided]) if len(decided) else None
@@ -289,9 +292,9 @@ class UpgradedClassifier:
 
 
 def _collected(
-    network: nn.Module, data: Data, layer: str | None
+    network: nn.Module, data: Data, layer: str | None, *, keyed: bool = True
 ) -> tuple[LastLayer, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Features, logits, labels and uniform numbers (which key randomised sets) of all data, on the CPU."""
+    """Features, logits, labels and uniform numbers (for randomised sets; 0 if not `keyed`) of all data, on the CPU."""
     last, parts = None, []
     for x, y in _batches(data):
         if last is None:
@@ -302,7 +305,7 @@ def _collected(
         low, high = (int(end) for end in y.aminmax())
         if low < 0 or high >= f.shape[1]:
             raise CalgpError(f"Labels must lie in 0 … {f.shape[1] - 1}; these run from {low} to {high}.")
-        parts.append((c.cpu(), f.cpu(), y.cpu().long(), keyed_uniform(x)))
+        parts.append((c.cpu(), f.cpu(), y.cpu().long(), keyed_uniform(x) if keyed else torch.zeros(len(y))))
     if last is None:
         raise CalgpError("There are no data to fit or measure on.")
     c, f, y, uniform = (torch.cat(column) for column in zip(*parts, strict=True))
