@@ -8,9 +8,9 @@ the evidence chooses. Logits of an input are then Gaussian, with the network's o
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -125,27 +125,39 @@ def fit_last_layer(
             f"{list(c.shape)} and {list(y.shape)}."
         )
     theta = (weight if bias is None else torch.cat([weight, bias[:, None]], 1)).detach().double()  # [Q, m]
-    squared = theta.square().sum().item()
-    log_likelihood, parts = 0.0, []
+    layer = _Layer(c, theta, sum(log_p.gather(1, y[rows, None]).sum().item() for rows, _, log_p in _passes(c, theta)))
+    return (_fit_full if structure == "full" else _fit_kronecker)(layer, precision)
+
+
+class _Layer(NamedTuple):
+    """What both structures are made from."""
+
+    c: Tensor
+    theta: Tensor  # [Q, m]
+    log_likelihood: float
+
+    def passes(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """φ and p of some rows at a time, in double precision."""
+        return ((phi, log_p.exp()) for _, phi, log_p in _passes(self.c, self.theta))
+
+    def settle(self, eigenvalues: Tensor, precision: float | None) -> tuple[float, float]:
+        """τ, as given or the best, and its log evidence."""
+        squared = self.theta.square().sum().item()
+        tau = best_precision(eigenvalues, squared) if precision is None else precision
+        return tau, self.log_likelihood + _evidence(eigenvalues, squared, tau)
+
+
+def _passes(c: Tensor, theta: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    classes, m = theta.shape
     for rows in torch.arange(len(c), device=c.device).split(max(1, NUMBERS // (classes + m))):
         phi = _with_one(c[rows].double(), m)
-        log_p = (phi @ theta.mT).log_softmax(1)
-        log_likelihood += log_p.gather(1, y[rows, None]).sum().item()
-        parts.append((phi, log_p.exp()))
-    fit = _fit_full if structure == "full" else _fit_kronecker
-    return fit(parts, squared, log_likelihood, precision, c.dtype)
+        yield rows, phi, (phi @ theta.mT).log_softmax(1)
 
 
-def _fit_full(
-    parts: list[tuple[Tensor, Tensor]],
-    squared: float,
-    log_likelihood: float,
-    precision: float | None,
-    dtype: torch.dtype,
-) -> FullLaplace:
-    classes, m = parts[0][1].shape[1], parts[0][0].shape[1]
-    hessian = torch.zeros(classes, m, classes, m, dtype=torch.float64, device=parts[0][0].device)
-    for phi, p in parts:
+def _fit_full(layer: _Layer, precision: float | None) -> FullLaplace:
+    classes, m = layer.theta.shape
+    hessian = layer.theta.new_zeros(classes, m, classes, m)
+    for phi, p in layer.passes():
         for q in range(classes):
             for r in range(q, classes):
                 # Σ_i (p_q δ_qr − p_q p_r) φ φᵀ
@@ -154,29 +166,23 @@ def _fit_full(
                 if r > q:
                     hessian[r, :, q] += block
     flat = hessian.view(classes * m, classes * m)
-    values = torch.linalg.eigvalsh(flat).clamp_min(0)
-    precision = best_precision(values, squared) if precision is None else precision
+    precision, log_evidence = layer.settle(torch.linalg.eigvalsh(flat).clamp_min(0), precision)
     flat.diagonal().add_(precision)
     covariance = torch.cholesky_inverse(torch.linalg.cholesky(flat)).view_as(hessian)
-    return FullLaplace(covariance.to(dtype), precision, log_likelihood + _evidence(values, squared, precision))
+    return FullLaplace(covariance.to(layer.c.dtype), precision, log_evidence)
 
 
-def _fit_kronecker(
-    parts: list[tuple[Tensor, Tensor]],
-    squared: float,
-    log_likelihood: float,
-    precision: float | None,
-    dtype: torch.dtype,
-) -> KroneckerLaplace:
-    n = sum(len(phi) for phi, _ in parts)
-    features = torch.stack([phi.mT @ phi for phi, _ in parts]).sum(0)
-    classes = torch.stack([torch.diag(p.sum(0)) - p.mT @ p for _, p in parts]).sum(0) / n
-    (class_values, class_vectors), (values, vectors) = (torch.linalg.eigh(each) for each in (classes, features))
+def _fit_kronecker(layer: _Layer, precision: float | None) -> KroneckerLaplace:
+    classes, m = layer.theta.shape
+    of_classes, of_features = layer.theta.new_zeros(classes, classes), layer.theta.new_zeros(m, m)
+    for phi, p in layer.passes():
+        of_classes += (torch.diag(p.sum(0)) - p.mT @ p) / len(layer.c)
+        of_features += phi.mT @ phi
+    (class_values, class_vectors), (values, vectors) = (torch.linalg.eigh(each) for each in (of_classes, of_features))
     class_values, values = class_values.clamp_min(0), values.clamp_min(0)
-    spectrum = (class_values[:, None] * values).flatten()
-    precision = best_precision(spectrum, squared) if precision is None else precision
-    kept = (each.to(dtype) for each in (class_vectors, class_values, vectors, values))
-    return KroneckerLaplace(*kept, precision, log_likelihood + _evidence(spectrum, squared, precision))
+    precision, log_evidence = layer.settle((class_values[:, None] * values).flatten(), precision)
+    kept = (each.to(layer.c.dtype) for each in (class_vectors, class_values, vectors, values))
+    return KroneckerLaplace(*kept, precision, log_evidence)
 
 
 def best_precision(eigenvalues: Float[Tensor, "P"], squared: float) -> float:

@@ -152,8 +152,8 @@ def upgrade(
     if train is not None:
         seen, _, labels, _ = _collected(network, train, last.name, keyed=False)[1]
     posterior = fit_last_layer(seen, labels, last.weight.cpu(), _cpu(last.bias), structure=structure)
-    variance = log_odds_variance(f[fitted], posterior.logit_covariance(c[fitted]))
-    scaling = UncertaintyScaling.fit(f[fitted].double(), variance.double(), y[fitted])
+    variance = [log_odds_variance(f_, posterior.logit_covariance(c_)) for c_, f_ in _parts(c[fitted], f[fitted])]
+    scaling = UncertaintyScaling.fit(f[fitted].double(), torch.cat(variance).double(), y[fitted])
     alone = Temperature.fit(f[fitted].double().log_softmax(1), y[fitted])
     outlier = outlier_scores.find(outliers).fit(seen, labels)
     found = Upgrade(
@@ -264,9 +264,7 @@ class UpgradedClassifier:
 
     def _predictive(self, c: Tensor, f: Tensor) -> Predictive:
         """Probabilities by the scaling; expected entropy, mutual information and spread by draws of the logits."""
-        classes = f.shape[1]
-        size = min(BATCH, max(1, NUMBERS // classes**2))
-        return Predictive.cat([self._part(*part) for part in zip(c.split(size), f.split(size), strict=True)])
+        return Predictive.cat([self._part(*part) for part in _parts(c, f)])
 
     def _part(self, c: Tensor, f: Tensor) -> Predictive:
         covariance = self.posterior.logit_covariance(c)
@@ -289,6 +287,12 @@ class UpgradedClassifier:
             columns["network-confidence"] = 1 - logits.double().softmax(1).amax(1)
             found.append(columns | {self.fitted.outlier: self.outlier.score(features, predictive)})
         return {name: metrics.ood(found[0][name], found[1][name]) for name in found[0]}
+
+
+def _parts(c: Tensor, f: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features and logits of so many rows that their covariances over classes fit."""
+    size = min(BATCH, max(1, NUMBERS // f.shape[1] ** 2))
+    return zip(c.split(size), f.split(size), strict=True)
 
 
 def _collected(
