@@ -31,7 +31,8 @@ class Run:
 
     The fields say what they are for, here and in `calgp train --help`.
 
-    >>> from calgp import BACKBONES, METHODS
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
     >>> run = Run(METHODS["cnn-cal"], BACKBONES["lenet"], source="mnist", epochs=3)
     >>> run.label, run.holdout, run.learning_rate, run.total_steps(54_000)
     ('cnn-cal', 0.1, 0.003, 1620)
@@ -221,7 +222,8 @@ def assign(options: dict[str, Any], name: str, value: Any) -> None:
 def train_command(run: Run) -> str:
     """The command that trains this very run.
 
-    >>> from calgp import BACKBONES, METHODS
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
     >>> train_command(Run(METHODS["cnn-mcd"], BACKBONES["lenet"], epochs=3, augment=("flip", "crop")))
     'calgp train --source digits --method cnn-mcd --backbone lenet --epochs 3 --augment crop,flip'
     """

@@ -45,7 +45,8 @@ class Prediction:
 
     names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
     abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
-    decisions. passes: how it was computed.
+    decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
+    outliers: which are beyond the threshold [N]; None where no score was fitted.
     """
 
     names: tuple[str, ...] | None
@@ -54,6 +55,8 @@ class Prediction:
     passes: Passes
     abstains: Tensor | None = None
     sets: Tensor | None = None
+    outlier_score: Tensor | None = None
+    outliers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.predictive.log_probs)
