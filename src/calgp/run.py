@@ -88,7 +88,7 @@ class Run:
     )  # fmt: skip
     batch_size: int = option(100, "Images a step, of all processes together.", within=WHOLE, group=TRAINING)
     optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
-    learning_rate: float = option(
+    learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
         None, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), default_text="the method's",
         example=0.003, group=TRAINING,
     )  # fmt: skip

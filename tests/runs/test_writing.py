@@ -177,7 +177,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     assert sorted(os.listdir(tmp_path / "elsewhere")) == ["new", "target"]
     round_and_round = tmp_path / "round"
     round_and_round.symlink_to(round_and_round)
-    with pytest.raises(CalgpError, match="symbolic links"), reporting(tmp_path):
+    with pytest.raises(CalgpError, match="symbolic links"), wrap_os_errors(tmp_path):
         write_whole(round_and_round, b"data")
 
 
@@ -198,7 +198,7 @@ def test_a_new_file_has_the_permissions_that_the_umask_leaves_and_an_old_one_its
 
 def test_a_directory_in_the_way_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "taken").mkdir()
-    with pytest.raises(CalgpError, match="Is a directory"), reporting(tmp_path):
+    with pytest.raises(CalgpError, match="Is a directory"), wrap_os_errors(tmp_path):
         write_whole(tmp_path / "taken", b"data")
     assert os.listdir(tmp_path) == ["taken"]
 

@@ -107,4 +107,4 @@ def _know_network(text: str) -> None:
         raise CalgpError(f"Invalid --network {text}: {path} cannot be imported ({_cause(error)}).") from None
     if not callable(make):
         raise CalgpError(f"Invalid --network {text}: {function} must be a function that makes a network.")
-    BACKBONES[name] = wrap(make, name=name)
+    BACKBONES[name] = wrap(make, name=name)  # pyright: ignore[reportArgumentType]  (checked by wrap)

@@ -67,7 +67,8 @@ def gp_classifier(
         shape = find_image_shape(network) if image_shape is None else tuple(image_shape)
         layers = [each for each in network.modules() if isinstance(each, LAYERS)]
         masked = not freeze and len(layers) > 2  # the first has no mask, and the last is the old classifier
-        network = _Given(network, Wrapped("given", freeze=freeze, **{"mask": "all" if masked else "none"} | of_network))
+        mask: dict[str, Any] = {"mask": "all" if masked else "none"}
+        network = _Given(network, Wrapped("given", freeze=freeze, **mask | of_network))
     elif freeze or of_network or image_shape is None:
         raise CalgpError(
             "A backbone has its own options, as calgp.wrap(network, freeze=True, mask='none'), and needs the shape of "

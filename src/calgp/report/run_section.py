@@ -260,10 +260,14 @@ def _with_confusion(evaluated: Evaluated, card: Card) -> Evaluation:
     return replace(found, confusion=metrics.confusion(columns["label"], columns["y"], classes=len(card.classes)))
 
 
+def _share(value: float | None) -> str:
+    return "–" if value is None else percent(value)
+
+
 def _class_rows(found: Evaluation, classes: tuple[str, ...]) -> list[ClassRow]:
     return [
-        ClassRow(name, f"{n:,}", *("–" if share is None else percent(share) for share in shares), wrong or "–")
-        for name, n, *shares, wrong in worst_classes(found, classes)
+        ClassRow(name, f"{n:,}", _share(recall), _share(precision), wrong or "–")
+        for name, n, recall, precision, wrong in worst_classes(found, classes)
     ]
 
 

@@ -112,7 +112,7 @@ def check_same(fabric: Fabric, what: Mapping[str, object]) -> None:
 def _absent(fabric: Fabric, error: str) -> CalgpError:
     found = re.search(r"[Rr]anks? ([\d, ]+) failed to pass", error)
     missing = f"rank {found[1].strip()}" if found and fabric.is_global_zero else "another rank"
-    return Alone(
+    return OneRankError(
         f"Rank {fabric.global_rank} has waited for {missing} for up to {MEETING.total_seconds():.0f} seconds: it has "
         "ended or hangs. Look at its output, end all processes of the run, and start them again."
     )

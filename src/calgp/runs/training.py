@@ -266,7 +266,7 @@ def _identity(
     """What all ranks of a training must share: options, versions, precision, how a batch is divided."""
     made_by = training_arithmetic(fabric, accumulate)
     same = ("calgp", "torch", "transform", "device", "precision", "accumulate")
-    options = {}
+    options: dict[str, object] = {}
     for name, value in to_json(run).items():
         options |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
     return (
