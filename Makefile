@@ -28,8 +28,9 @@ $(CHECKS): $(STAMP)
 	@echo "Adding what the tests compare with and drive (two or three minutes, 1.5 GB) ..."
 	@$(PIP) -e ".[test,check]"
 	@# apart: torchvision's wheel may be for another build of torch, and all that looks for it would fail (tests/architectures.py)
-	@$(PIP) --no-deps --upgrade --target $(VENV)/networks timm torchvision || \
-		echo "timm and torchvision could not be installed: tests of their networks will skip."
+	@$(PIP) --no-deps --upgrade --target $(VENV)/networks timm torchvision laplace-torch asdfghjkl \
+		backpack-for-pytorch curvlinops-for-pytorch einconv einops unfoldnd || \
+		echo "timm, torchvision and laplace-torch could not be installed: tests that need them will skip."
 	@touch $@
 
 setup: $(CHECKS)  ## make the virtual environment, with everything for development

@@ -1,6 +1,7 @@
 """One run by several processes: what tests/runs/test_ranks.py looks at, and `make kill-ranks`.
 
     python tests/ranks.py check PLACE               # the same work by 1, 2 and 3 ranks; what each found goes to PLACE
+    python tests/ranks.py differ PLACE              # two ranks that were started otherwise; what each is told
     python tests/ranks.py kill --kills 20           # kill one of two ranks at random moments; make kill-ranks
 
 Ranks are started by torch's elastic agent, as torchrun starts them, but as forks of a process that has imported torch,
@@ -9,6 +10,7 @@ so that a start takes no seconds.
 
 import argparse
 import fcntl
+import functools
 import json
 import logging
 import multiprocessing
@@ -24,16 +26,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from calgp.errors import CalgpError
 from calgp.gp import Bound, Noise, NumericalError
 from calgp.methods import METHODS
 from calgp.nets import Task
@@ -129,6 +133,52 @@ def check(place: Path) -> None:
         single.barrier()
         found[f"scores by {name}"] = asdict(evaluate(RunFolder(evaluated), single, **how).own.scores)
     torch.save(found, place / f"{ranks}-{rank}.pt")
+
+
+def differ(place: Path) -> None:
+    """What each rank is told where the second was started otherwise, or is not there."""
+    from calgp.runs import ranks
+    from calgp.runs.ranks import check_same
+
+    fabric, rank = open_device("cpu", processes=1), int(os.environ["RANK"])
+    cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "learning_rate": ({"learning_rate": 0.1 if rank else 0.2}, {}),
+        "method.n_rf": ({"method": {"name": "cnn-gp-sorf", "n_rf": 16 << rank}}, {}),
+        "accumulate": ({}, {"accumulate": 1 + rank}),
+        "source": ({"source": "digits" if rank else "letters"}, {}),
+    }
+    found = {}
+    for name, (options, more) in cases.items():
+        begin = functools.partial(train_run, small(**options), RunFolder(place / name), fabric, **more)
+        found[name] = refusal(begin)
+    found["versions"] = refusal(lambda: check_same(fabric, {"torch": f"2.{rank}"}))
+    pictures = place / "pictures"
+    if rank == 0:
+        for label in "ab":
+            (pictures / label).mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (14, 14), 40 * number).save(pictures / label / f"{number}.png")
+    fabric.barrier()
+    os.chdir(place if rank == 0 else "/")  # there the second finds nothing
+    run = small(source="folder:pictures", train_size=None, batch_size=4)
+    found["data"] = refusal(lambda: train_run(run, RunFolder(place / "data"), fabric))
+    os.chdir(place)
+    ranks.MEETING = timedelta(seconds=3)
+    if rank:
+        time.sleep(8)  # it hangs
+    else:
+        clock = time.monotonic()
+        found["hangs"] = refusal(lambda: check_same(fabric, {}))
+        found["seconds"] = time.monotonic() - clock
+    torch.save(found, place / f"differ-{rank}.pt")
+
+
+def refusal(do: Any) -> str:
+    try:
+        do()
+    except CalgpError as error:
+        return str(error)
+    return "not refused"
 
 
 def trained(run: Run, path: Path, fabric: Any, **options: Any) -> dict[str, Any]:
@@ -299,6 +349,7 @@ def main() -> None:
     kinds = parser.add_subparsers(dest="kind", required=True)
     checking = kinds.add_parser("check")
     checking.add_argument("place", type=Path)
+    kinds.add_parser("differ").add_argument("place", type=Path)
     killing = kinds.add_parser("kill")
     killing.add_argument("--kills", type=int, default=3)
     killing.add_argument("--seed", type=int, default=0)
@@ -307,6 +358,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     import ranks as module  # by name, not as __main__: the forks must find it
 
+    if options.kind == "differ":
+        return module.launch(2, 0, module.differ, options.place)
     if options.kind == "check":
         for count in (1, 2, 3):
             module.launch(count, 0, module.check, options.place)

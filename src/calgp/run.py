@@ -31,7 +31,8 @@ class Run:
 
     The fields say what they are for, here and in `calgp train --help`.
 
-    >>> from calgp import BACKBONES, METHODS
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
     >>> run = Run(METHODS["cnn-cal"], BACKBONES["lenet"], source="mnist", epochs=3)
     >>> run.label, run.holdout, run.learning_rate, run.total_steps(54_000)
     ('cnn-cal', 0.1, 0.003, 1620)
@@ -87,7 +88,7 @@ class Run:
     )  # fmt: skip
     batch_size: int = option(100, "Images a step, of all processes together.", within=WHOLE, group=TRAINING)
     optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
-    learning_rate: float = option(
+    learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
         None, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), default_text="the method's",
         example=0.003, group=TRAINING,
     )  # fmt: skip
@@ -221,7 +222,8 @@ def assign(options: dict[str, Any], name: str, value: Any) -> None:
 def train_command(run: Run) -> str:
     """The command that trains this very run.
 
-    >>> from calgp import BACKBONES, METHODS
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
     >>> train_command(Run(METHODS["cnn-mcd"], BACKBONES["lenet"], epochs=3, augment=("flip", "crop")))
     'calgp train --source digits --method cnn-mcd --backbone lenet --epochs 3 --augment crop,flip'
     """

@@ -64,7 +64,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
 
     method: Any = option(default_name("method"), "A name in `calgp.METHODS`, or a value of it.")
     _: KW_ONLY
-    backbone: Any = option(default_name("backbone"), "A name in `calgp.BACKBONES`, or a value of it.")
+    backbone: Any = option(default_name("backbone"), "A name in `calgp.nets.BACKBONES`, or a value of it.")
     method_options: Mapping[str, Any] | None = option(None, 'What differs from the method: {"depth": 2}.')
     backbone_options: Mapping[str, Any] | None = option(None, 'What differs from the backbone: {"n": 2}.')
     image_shape: tuple[int, ...] | None = option(

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from calgp.data import Images
+from calgp.data import Images, decode, load
 from calgp.data.files import FileNames
 from calgp.data.images import stratified
 from calgp.errors import CalgpError
@@ -193,3 +193,18 @@ def test_checksum_sees_pixels_labels_and_shape():
         Images.of(data.x.reshape(120, 1, 4, 16), data.y, data.classes).checksum(),
     }
     assert len(sums) == 4
+
+
+def test_images_that_do_not_fit_into_memory_are_refused_before_any_is_made(monkeypatch):
+    """60,000 of 4096 × 4096 took a terabyte, or what there was of it."""
+    monkeypatch.setattr(decode, "memory", lambda: 10**6)
+    images = load("digits", "train")
+    with pytest.raises(CalgpError, match=r"images of 1 × 4096 × 4096 take .* GB, and this machine has 0\.0 GB"):
+        images.resized(4096)
+
+
+def test_resizing_by_small_parts_gives_the_same():
+    """A part of them has at most 64 M numbers: with 1024 × 1024, no more than 64 images."""
+    images = load("digits", "test").take(torch.arange(3))
+    one_by_one = torch.cat([images.take(torch.tensor([i])).resized(5000).x[..., ::50, ::50] for i in range(3)])
+    assert images.resized(5000).x[..., ::50, ::50].equal(one_by_one)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import reference
+from calgp.errors import CalgpError
 from calgp.gp import (
     UNMASKED,
     Bound,
@@ -541,3 +542,20 @@ def test_a_gaussian_of_a_network_without_masks_is_integrated_by_all_points_whate
     # f has a deviation of 1: 256 points are off by 2e-3, the 32,000 draws by 1e-3
     error = one.probs - predict(model, x, passes=2000, engine="samples").probs
     assert error.square().mean().sqrt() < 3e-3 and error.abs().max() < 8e-3
+
+
+def test_images_that_a_model_cannot_take_are_refused_in_one_sentence():
+    x = torch.rand(3, 6)
+    for given, said in (
+        ((255 * x).to(torch.uint8), "Invalid images of torch.uint8: must be of torch.float32, as the model is; divide"),
+        (x.double(), "Invalid images of torch.float64: must be of torch.float32"),
+        (x[:0], r"Invalid images of shape \[0, 6\]: must be one tensor"),
+        (torch.rand(()), r"Invalid images of shape \[\]"),
+        (torch.rand(3, 5), r"The model cannot take images of shape \[3, 5\]: "),
+        (x.numpy(), "Invalid images, ndarray: must be one tensor of images"),
+        ("photo.png", "Invalid images, str: must be one tensor"),
+        ([x], "Invalid batch, Tensor: must be images and their rows"),
+        ([(x, "rows")], "Invalid batch, tuple: must be images and their rows"),
+    ):
+        with pytest.raises(CalgpError, match=said):
+            predict(Toy(), given, passes=2)

@@ -37,6 +37,36 @@ def found(place):
     return {(n, rank): torch.load(place / f"{n}-{rank}.pt") for n in (1, 2, 3) for rank in range(n)}
 
 
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory):
+    place = tmp_path_factory.mktemp("differ")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "differ", str(place)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(place / f"differ-{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["learning_rate", "method.n_rf", "accumulate", "source", "versions"])
+def test_ranks_that_were_started_otherwise_are_told_in_what(differences, name):
+    what = {"versions": "torch"}.get(name, name)
+    for found in differences:
+        assert found[name].startswith(f"Rank 1 differs from rank 0 in {what}: "), found[name]
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_load_its_data_is_named_by_all(differences):
+    for found in differences:
+        assert found["data"].startswith("Rank 1: ") and "pictures" in found["data"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_within_the_stated_time(differences):
+    assert differences[0]["hangs"].startswith("Rank 0 has waited for rank 1 for up to 3 seconds: it has ended or hangs")
+    assert differences[0]["seconds"] < 6
+
+
 def agree(one, other):
     """Two trainings in double precision: the curves, which Fabric hands out in single precision, and the weights.
 

@@ -15,11 +15,12 @@ from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Task
 from calgp.posthoc import calibration
-from calgp.runs import Run, RunFolder, compare, ensemble, from_json
+from calgp.report import write_report
+from calgp.runs import Classifier, Run, RunFolder, compare, ensemble, from_json
 from calgp.runs.folder import build
 from calgp.runs.reading import LARGEST_JSON, Stored, model_without_memory, read_header, read_json, read_tensors
 from calgp.runs.results import Checkpoint
-from folders import tensors
+from folders import evaluate, tensors
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -181,13 +182,46 @@ def test_weights_of_another_type_are_refused(copy, dtype):
     ids=str,
 )
 def test_a_checkpoint_of_another_optimiser_is_refused(copy, strange):
-    whole = {f"model.{name}": value for name, value in tensors(copy, "model.safetensors").items()}
-    copy.write_tensors("checkpoint.safetensors", whole | {"optimiser.0.step": torch.zeros(())}, {"step": 3})
+    whole = checkpoint(copy)
+    copy.write_tensors("checkpoint.safetensors", whole, {"step": 3})
     found, state = copy.checkpoint(copy.card())
-    assert found.keys() == {*whole, "optimiser.0.step"} and state == Checkpoint(3)
+    assert found.keys() == whole.keys() and state == Checkpoint(3)
     copy.write_tensors("checkpoint.safetensors", whole | strange, {"step": 3})
     with pytest.raises(CalgpError, match="does not fit"):
         copy.checkpoint(copy.card())
+
+
+def checkpoint(folder):
+    """The tensors of a model, and what Adam keeps of its first parameter."""
+    model = folder.model()
+    moments = {name: torch.zeros_like(next(model.parameters())) for name in ("exp_avg", "exp_avg_sq")}
+    optimiser = {f"optimiser.0.{name}": value for name, value in (moments | {"step": torch.zeros(())}).items()}
+    return {f"model.{name}": value for name, value in model.state_dict().items()} | optimiser
+
+
+@pytest.mark.parametrize("absent", ["", "step", "exp_avg"], ids=["all", "step", "exp_avg"])
+def test_a_checkpoint_without_the_state_of_its_optimiser_is_refused(copy, absent):
+    """Adam would begin anew with moments of zero, and the run would end with other weights, silently."""
+    lacking = {name: v for name, v in checkpoint(copy).items() if not name.startswith(f"optimiser.0.{absent}")}
+    copy.write_tensors("checkpoint.safetensors", lacking, {"step": 3})
+    with pytest.raises(CalgpError, match="does not hold the state of the optimiser adam"):
+        copy.checkpoint(copy.card())
+    if not absent:  # before the first step that does not fail there is none
+        copy.write_tensors("checkpoint.safetensors", lacking, {"step": 3, "failed": 3})
+        assert copy.checkpoint(copy.card())[1].failed == 3
+
+
+def test_a_checkpoint_beyond_the_last_step_is_refused(copy):
+    """Its run would be finished without another step, and without the steps that it lacks."""
+    card = copy.card()
+    steps = card.run.total_steps(card.train_images)
+    for state, fits in (({"step": steps}, True), ({"step": steps + 1}, False), ({"step": 2, "failed": 3}, False)):
+        copy.write_tensors("checkpoint.safetensors", checkpoint(copy), state)
+        if fits:
+            assert copy.check_checkpoint(card).step == steps
+            continue
+        with pytest.raises(CalgpError, match=rf"it is at step {state['step']} of {steps}, "):
+            copy.check_checkpoint(card)
 
 
 @pytest.mark.parametrize("state", [{}, {"step": -1}, {"step": "3"}, {"step": 10**30}, {"step": 1, "totals": "x"}])
@@ -216,7 +250,7 @@ def test_predictions_that_do_not_fit_together_are_refused(copy, strange):
     name = copy.predictions_name("digits")
     copy.write_tensors(name, tensors(copy, name) | strange)
     with pytest.raises(CalgpError, match="cannot be read"):
-        copy.predictions("digits", None, classes=10)
+        copy.columns(name, classes=10)
 
 
 # JSON ----------------------------------------------------------------------------------------------------------------
@@ -331,3 +365,30 @@ def test_control_codes_are_not_printed(copy, capsys, monkeypatch):
         cli.main()
     printed = capsys.readouterr()
     assert "gone" in printed.err and "\x1b[2J" not in printed.err
+
+
+def test_equal_tensors_give_equal_bytes(copy):
+    """safetensors writes what stands beside them in any order."""
+    written = set()
+    for _ in range(20):
+        copy.write_tensors("again.safetensors", {"a": torch.arange(3), "b": torch.ones(2)}, {"name": "Löwe", "n": 1})
+        written.add((copy.path / "again.safetensors").read_bytes())
+    assert len(written) == 1
+    header = read_header(copy.path / "again.safetensors")
+    assert header.metadata == {"name": "Löwe", "n": 1} and header.digest == copy.checksum("again.safetensors")
+    assert read_tensors(copy.path / "again.safetensors")["a"].equal(torch.arange(3))
+
+
+def test_predictions_of_another_evaluation_than_the_scores_are_refused(copy, fabric):
+    """A kill between the two files leaves new predictions beside old scores."""
+    evaluate(copy, fabric, passes=1, engine="samples")
+    scores = (copy.path / copy.scores_name("digits")).read_bytes()
+    assert copy.predictions("digits", None, classes=10) is not None
+    evaluate(copy, fabric, passes=1, engine="samples", seed=1)
+    (copy.path / copy.scores_name("digits")).write_bytes(scores)
+    with pytest.raises(CalgpError, match="are of two evaluations, of which one was not finished"):
+        copy.predictions("digits", None, classes=10)
+    page = write_report([copy], copy.path / "report.html").read_text()
+    assert "is not of the evaluation that gave these scores: evaluate again" in page
+    states = {check.what: check.state for check in Classifier.load(copy, fabric=fabric).verify()}
+    assert states["digits"] == "differs"

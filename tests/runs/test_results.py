@@ -258,6 +258,7 @@ def test_a_card_comes_back_with_its_run(folder, environment, members, weights):
 # the keys of files ---------------------------------------------------------------------------------------------------
 
 SHARED = {
+    "predictions",
     "source", "outside", "n", "samples", "engine", "seed", "calibrator", "calibration", "convert", "checksum",
     "corruption", "environment", "prediction_seconds", "entropy_histogram", "mean_entropy", "mean_mutual_information",
     "decisions",

@@ -13,7 +13,7 @@ from lightning_fabric import Fabric
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, NumericalError
-from calgp.runs import Interrupted, RunFolder, TrainingData, fit, train_run
+from calgp.runs import Interrupted, RunFolder, TrainingData, fit, from_json, train_run
 from calgp.runs import training as training_module
 from calgp.runs.folder import build
 from calgp.runs.loop import make_optimiser, order
@@ -339,3 +339,18 @@ def test_ctrl_c_on_the_command_line_saves_and_says_how_to_resume(tmp_path):
     assert process.returncode == 1
     assert re.search(r"Stopped after step \d+ of 5000. Go on with: calgp train --resume run", error)
     assert RunFolder(tmp_path / "run").interrupted
+
+
+EXTREME = [
+    {"name": "cgp", "inducing": 20, "lengthscale": 1e-6},
+    {"name": "cgp", "inducing": 20, "lengthscale": 1e-38},
+    {"name": "gpdnn", "inducing": 20, "lengthscale": 1e-38},
+    {"name": "cnn-gp-sorf", "lengthscale": 1e-38},
+    {"name": "cnn-laplace", "n_rf": 16, "lengthscale": 1e-38},
+]
+
+
+@pytest.mark.parametrize("method", EXTREME, ids=lambda method: f"{method['name']} {method['lengthscale']:g}")
+def test_lengthscales_beyond_floating_point_end_in_one_sentence(tmp_path, fabric, method):
+    with pytest.raises(CalgpError, match=r"The training of .* cannot start: |Training failed after step 0: "):
+        train_run(from_json({"method": method, "train_size": 50, "steps": 2, "size": 14}), RunFolder(tmp_path), fabric)

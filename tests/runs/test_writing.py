@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -25,16 +26,21 @@ from .conftest import small
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="flock and mount are POSIX")
 
-HOLD = """
+LOAD = """
 import importlib.util, sys, time
 from pathlib import Path
 spec = importlib.util.spec_from_file_location("writing", sys.argv[1])  # alone: torch is not needed, and slow to come
 writing = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(writing)
+"""
+HOLD = (
+    LOAD
+    + """
 with writing.owned(Path(sys.argv[2])):
     print("held", flush=True)
     time.sleep(60)
 """
+)
 
 
 @contextmanager
@@ -121,6 +127,95 @@ def test_the_next_owner_removes_what_dead_writers_left_and_nothing_else(tmp_path
     os.close(handle)
     remove_leftovers(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".hidden", ".lock", "whole"]
+
+
+# what is there already -----------------------------------------------------------------------------------------------
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path):
+    """A device of our own, as /dev/null is; only root may make one, and only root could replace /dev/null."""
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        write_whole(device, b"data")
+    except PermissionError:
+        pytest.skip("devices may not be made, or not be opened, here")
+    assert stat.S_ISCHR(device.stat().st_mode) and os.listdir(tmp_path) == ["null"]
+
+
+def test_a_pipe_gets_the_data(tmp_path):
+    pipe, got = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    write_whole(pipe, b"data")
+    reader.join(30)
+    assert got == [b"data"] and stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_standard_output_in_a_file_is_written_to(tmp_path):
+    """A file put in its place would leave the shell with one that has no name."""
+    code = (
+        f"import sys; sys.argv = ['-', {str(writing.__file__)!r}]\n"
+        + LOAD
+        + "writing.write_whole(Path('/dev/stdout'), b'data')"
+    )
+    with (tmp_path / "out").open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert (tmp_path / "out").read_bytes() == b"data" and os.listdir(tmp_path) == ["out"]
+
+
+def test_a_link_stays_and_its_target_is_written(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    target, link, dangling = tmp_path / "elsewhere" / "target", tmp_path / "link", tmp_path / "dangling"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    dangling.symlink_to(tmp_path / "elsewhere" / "new")
+    for name in (link, dangling):
+        write_whole(name, b"data")
+        assert name.is_symlink() and name.read_bytes() == b"data"
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["new", "target"]
+    round_and_round = tmp_path / "round"
+    round_and_round.symlink_to(round_and_round)
+    with pytest.raises(CalgpError, match="symbolic links"), wrap_os_errors(tmp_path):
+        write_whole(round_and_round, b"data")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_new_file_has_the_permissions_that_the_umask_leaves_and_an_old_one_its_own(tmp_path, umask):
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_bytes(b"")
+    old.chmod(0o640)
+    before = os.umask(umask)
+    try:
+        for path in (new, old):
+            write_whole(path, b"data")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(new.stat().st_mode) == 0o666 & ~umask
+    assert stat.S_IMODE(old.stat().st_mode) == 0o640
+
+
+def test_a_directory_in_the_way_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(CalgpError, match="Is a directory"), wrap_os_errors(tmp_path):
+        write_whole(tmp_path / "taken", b"data")
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_writing_again_removes_what_a_dead_writer_of_the_same_file_left(tmp_path):
+    """Also outside of run folders, which nobody owns: a table, a report, an exported model."""
+    for name in ("table.csv", "other.csv"):
+        handle, _ = writing._aside(tmp_path / name)
+        os.close(handle)
+    write_whole(tmp_path / "table.csv", b"data")
+    left = sorted(os.listdir(tmp_path))
+    assert len(left) == 2 and left[0].startswith(".other.csv.") and left[1] == "table.csv"
+
+
+def test_a_name_may_be_as_long_as_the_file_system_lets_it(tmp_path):
+    write_whole(tmp_path / ("n" * 255), b"data")
+    assert os.listdir(tmp_path) == ["n" * 255]
 
 
 # a full disk ---------------------------------------------------------------------------------------------------------

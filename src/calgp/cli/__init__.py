@@ -1,22 +1,24 @@
 """The command line: flags in, tables and files out. Each command hands over to a room at once."""
 
+import io
 import sys
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from calgp._version import __version__
 from calgp.cli.catalog import backbones, methods, shard, sources
 from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
+from calgp.cli.judge import judge
 from calgp.cli.reproduce import reproduce
-from calgp.cli.shared import err, is_rank_zero, out
+from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
 from calgp.cli.sweep import sweep
+from calgp.cli.terminal import styled
 from calgp.cli.train import train
 from calgp.cli.tune import tune
-from calgp.errors import CalgpError, printable
+from calgp.errors import CalgpError
 
 __all__ = ["app", "err", "main", "out"]
 
@@ -29,7 +31,7 @@ app = typer.Typer(
 )
 COMMANDS = (  # in the order of `calgp --help`
     train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
+    judge, report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
@@ -37,12 +39,23 @@ for command in COMMANDS:
 
 def main() -> None:
     """Run a command; an error that the user can mend is printed as one sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone shows ? for the rest
     try:
         app(standalone_mode=True)
     except CalgpError as error:
         if not (is_rank_zero() or error.on_one_rank):
             sys.exit(1)
-        err.print(f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True)
+        err.print(styled(("Error:", "bold red"), f" {error}"), highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or out_of_memory(error)):
+            raise
+        said = (
+            "There is not enough memory for this. Use smaller images (--size), a smaller network or --batch-size, or "
+        )
+        err.print(styled(("Error:", "bold red"), f" {said}--accumulate; what was written before is whole."))
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
@@ -94,4 +107,4 @@ def _know_network(text: str) -> None:
         raise CalgpError(f"Invalid --network {text}: {path} cannot be imported ({_cause(error)}).") from None
     if not callable(make):
         raise CalgpError(f"Invalid --network {text}: {function} must be a function that makes a network.")
-    BACKBONES[name] = wrap(make, name=name)
+    BACKBONES[name] = wrap(make, name=name)  # pyright: ignore[reportArgumentType]  (checked by wrap)

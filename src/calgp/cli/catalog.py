@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from calgp.cli.shared import DataOption, JsonOption, out
+from calgp.cli.terminal import styled
 from calgp.errors import name_error
 from calgp.options import options_of
 from calgp.run import default_name
@@ -76,7 +76,7 @@ def _list_or_show(
     table = Table(box=None, show_header=name is not None, pad_edge=False)
     if name is None:
         for key, line in lines.items():
-            table.add_row(f"[bold]{key}[/]", escape(line))
+            table.add_row(styled((key, "bold")), line)
         more = f"Options of one: calgp {what}s NAME. When to use which: docs/methods.md."
         return out.print(table, "\n".join(filter(None, ["", note, more])), highlight=False)
     for heading in ("--set", "default", "what it is"):
@@ -85,9 +85,9 @@ def _list_or_show(
         value = getattr(known[name], key)
         shown = each.default_text if value == each.default else each.show(value)
         choices = f" [{each.metavar}]" if each.choices else ""
-        table.add_row(f"[bold]{what}.{key}[/]", escape(shown), escape(each.about.help + choices))
+        table.add_row(styled((f"{what}.{key}", "bold")), shown, each.about.help + choices)
     described = inspect.getdoc(type(known[name])) or ""
-    out.print(f"[bold]{name}[/]: {escape(lines[name])}\n\n{escape(described)}\n", table)
+    out.print(styled((name, "bold"), f": {lines[name]}\n\n{described}\n"), table)
 
 
 def sources(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from calgp.cli.shared import ThreadsOption, open_fabric, out
+from calgp.cli.terminal import styled
 from calgp.errors import CalgpError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def demo(
     first, second = results
     differences = paired(first, second)
     out.print(demo_table(first, second, differences))
-    out.print(f"[bold]{conclusion(first.name, second.name, differences)}[/]", highlight=False)
+    out.print(styled((conclusion(first.name, second.name, differences), "bold")), highlight=False)
     out.print(NOTE, highlight=False)
     out.print(f"Report: {write_report(folders, folder / 'report.html').resolve()}", soft_wrap=True)
 
@@ -148,7 +149,7 @@ def demo_table(first: Result, second: Result, differences: Mapping[str, Differen
         ]
         found, says = differences[score], verdict(score, differences[score])
         cells.append(f"{'−' if found.value < 0 else '+'}{shown(score, abs(found.value))}\n± {shown(score, found.half)}")
-        table.add_row(f"[bold]{score.upper()}[/]\n{meaning}", *cells, f"[{colours[says]}]{says}[/]")
+        table.add_row(styled((score.upper(), "bold"), f"\n{meaning}"), *cells, styled((says, colours[says])))
     for place, images in enumerate(("digits", "letters")):
         means = (result.entropy[place].mean().item() for result in (first, second))
         table.add_row(f"entropy, {images}", *(f"{mean:.2f}" for mean in means))

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from calgp.cli.shared import (
     DataOption,
     DeviceOption,
     DevicesOption,
+    EscapeOption,
     JsonOption,
     PassesOption,
     PredictionEngineOption,
@@ -26,7 +26,7 @@ from calgp.cli.shared import (
     require_positive,
     writable,
 )
-from calgp.errors import CalgpError, path_error, printable
+from calgp.errors import CalgpError, path_error
 
 if TYPE_CHECKING:
     from calgp.runs import Card, Evaluation
@@ -115,7 +115,7 @@ def _print_evaluation(found: "Evaluation", card: "Card", run: str, *, by_class: 
     if (matrix := tables.confusion_table(found, card.classes, out.width)) is not None:
         out.print(matrix)
     sentences = [summary(found.own.scores, None).replace(THIN, " "), *advice(found, card, run)]
-    out.print("\n" + "\n".join(escape(printable(each)) for each in sentences), highlight=False)
+    out.print("\n" + "\n".join(sentences), highlight=False)
 
 
 def predict(
@@ -124,6 +124,7 @@ def predict(
     csv: Annotated[
         Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
     ] = None,
+    escape_csv: EscapeOption = True,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
@@ -158,7 +159,7 @@ def predict(
     _warn_of_decisions(classifier, found.passes)
     rows = tables.prediction_rows(found)
     if csv is not None:
-        tables.write_csv(csv, rows)
+        tables.write_csv(csv, rows, escape=escape_csv)
     if as_json:
         return print(json.dumps(rows))
     out.print(tables.prediction_table(rows))
@@ -313,6 +314,7 @@ def compare(
     csv: Annotated[
         Path | None, typer.Option(help="Write the table to this CSV file, too.", show_default="none")
     ] = None,
+    escape_csv: EscapeOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Several runs side by side: mean ± standard error over seeds of the same setting.
@@ -328,7 +330,7 @@ def compare(
 
     rows = runs.compare([folder for path in run for folder in _run_folders(path)])
     if csv is not None:
-        tables.write_csv(csv, [tables.flat_row(row) for row in rows])
+        tables.write_csv(csv, [tables.flat_row(row) for row in rows], escape=escape_csv)
     if as_json:
         return print(json.dumps([dataclasses.asdict(row) for row in rows]))
     out.print(tables.comparison_table(rows))
@@ -346,7 +348,7 @@ def _warn_of_decisions(classifier: Any, how: Any) -> None:
         why = f"is for {made.passes}; with {how} its promises need not hold"
     if why:
         path = classifier.folder.path / "decisions.json"
-        err.print(f"Note: {path} {why}. `calgp decide` makes a new one.", soft_wrap=True, markup=False)
+        err.print(f"Note: {path} {why}. `calgp decide` makes a new one.", soft_wrap=True)
 
 
 def _run_folders(path: Path) -> list[Any]:

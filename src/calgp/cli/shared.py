@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
+from calgp.cli.terminal import Terminal
 from calgp.errors import CalgpError, path_error
 from calgp.run import SEED
 
-out = Console()
-err = Console(stderr=True)
+out = Terminal()
+err = Terminal(stderr=True)
 
 # options that several commands share
 DataOption = Annotated[
@@ -39,6 +39,10 @@ PredictionEngineOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+EscapeOption = Annotated[
+    bool,
+    typer.Option(help="Put ' in front of text that a spreadsheet would run as a formula (= + - @)."),
+]
 UncalibratedOption = Annotated[
     bool, typer.Option("--uncalibrated", help="The probabilities as trained, though the run has been calibrated.")
 ]
@@ -65,6 +69,12 @@ RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.", callback=check_run),
 ]
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says that there is no memory left, on whatever device."""
+    said = str(error).lower()
+    return "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said
 
 
 def is_rank_zero() -> bool:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column, Table
 
-from calgp.errors import printable
+from calgp.cli.terminal import PlainColumn, Terminal, styled
+from calgp.metrics import Difference
 from calgp.posthoc.decisions import Selection
 from calgp.runs.classifier import Prediction
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported
 from calgp.runs.loop import Step
+from calgp.runs.predictions_file import Judgement
 from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
 from calgp.runs.verification import Check
 from calgp.runs.writing import wrap_os_errors, write_whole
@@ -41,7 +38,7 @@ if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.runs.jobs import Progress as Done
     from calgp.search.sweep import Sweep, SweepResult
 
-PROGRESS = Console(stderr=True)
+PROGRESS = Terminal(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
 MOST_CLASSES = 20  # of which each is shown without being asked for
 
@@ -49,10 +46,10 @@ MOST_CLASSES = 20  # of which each is shown without being asked for
 @contextmanager
 def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
     """A bar with the two parts of the bound, smoothed, and the time that is left."""
-    PROGRESS.print(escape(title), highlight=False, soft_wrap=True)
+    PROGRESS.print(title, highlight=False, soft_wrap=True)
     columns = (
-        BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-        TextColumn("{task.fields[bound]}"),
+        BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), PlainColumn("left"), TimeRemainingColumn(),
+        PlainColumn("{task.fields[bound]}"),
     )  # fmt: skip
     with Progress(*columns, console=PROGRESS) as bar:
         task = bar.add_task("", total=None, bound="")
@@ -60,9 +57,7 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
 
         def watch(step: Step) -> None:
             if step.skipped is not None:
-                PROGRESS.print(
-                    f"Step {step.step} was skipped: {escape(step.skipped)}.", highlight=False, soft_wrap=True
-                )
+                PROGRESS.print(f"Step {step.step} was skipped: {step.skipped}.", highlight=False, soft_wrap=True)
                 return bar.update(task, completed=step.step, total=step.steps)
             if step.step % 10 and step.step != step.steps:
                 return bar.update(task, completed=step.step, total=step.steps)
@@ -76,7 +71,7 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
 @contextmanager
 def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar over a known amount: call with (how much more, how much in all)."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
+    with Progress(PlainColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
         task = bar.add_task(title, total=None)
         yield lambda more, total: bar.update(task, advance=more, total=total)
 
@@ -84,17 +79,17 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def steps_shown() -> Iterator[Callable[[str], None]]:
     """What is being done now, by name."""
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=PROGRESS, transient=True) as bar:
+    with Progress(SpinnerColumn(), PlainColumn("{task.description}"), console=PROGRESS, transient=True) as bar:
         task = bar.add_task("")
-        yield lambda what: bar.update(task, description=escape(what))
+        yield lambda what: bar.update(task, description=what)
 
 
 @contextmanager
 def overall_bar() -> Iterator[Callable[[Done], None]]:
     """A bar over many runs, weighted by what each is expected to take, with the time that is left."""
     columns = (
-        BarColumn(None), TextColumn("{task.fields[runs]}"), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), TextColumn("{task.fields[now]}"),
+        BarColumn(None), PlainColumn("{task.fields[runs]}"), TimeElapsedColumn(), PlainColumn("left"),
+        TimeRemainingColumn(), PlainColumn("{task.fields[now]}"),
     )  # fmt: skip
     with Progress(*columns, console=PROGRESS) as bar:
         task = bar.add_task("", total=None, runs="", now="")
@@ -102,7 +97,7 @@ def overall_bar() -> Iterator[Callable[[Done], None]]:
         def watch(done: Done) -> None:
             failed = f", {done.failed} failed" if done.failed else ""
             runs = f"{done.done}/{done.jobs} runs{failed}"
-            bar.update(task, completed=done.work, total=max(done.whole, 1e-9), runs=runs, now=escape(done.now))
+            bar.update(task, completed=done.work, total=max(done.whole, 1e-9), runs=runs, now=done.now)
 
         yield watch
 
@@ -111,7 +106,7 @@ def experiment_table(experiments: Iterable[Experiment]) -> Table:
     """One line an experiment."""
     table = Table(Column("name", style="bold"), "what", "claim", show_lines=True)
     for each in experiments:
-        table.add_row(each.name, escape(each.title), escape(each.claim))
+        table.add_row(each.name, each.title, each.claim)
     table.caption = "calgp reproduce NAME --scale smoke|laptop|paper; `all` for all of them."
     return table
 
@@ -126,7 +121,7 @@ def verdict_table(experiment: Experiment, verdicts: Iterable[Verdict]) -> Table:
     for verdict in verdicts:
         count = verdict.count()
         counts = [str(count[state]) for state in STATES]
-        table.add_row(f"[{colours.get(verdict.state, 'default')}]{verdict.state}[/]", escape(verdict.claim), *counts)
+        table.add_row(styled((verdict.state, colours.get(verdict.state, "default"))), verdict.claim, *counts)
     return table
 
 
@@ -170,7 +165,7 @@ def planned_table(sweep: Sweep, missing: Iterable[Job]) -> Table:
     table = Table(Column("setting", overflow="fold"), "runs", "missing", "seconds")
     for setting, jobs in sweep.jobs_by_setting():
         left = [absent[job.key] for job in jobs if job.key in absent]
-        table.add_row(escape(worded(setting)), str(len(jobs)), str(len(left)), f"{sum(left):,.0f}")
+        table.add_row(worded(setting), str(len(jobs)), str(len(left)), f"{sum(left):,.0f}")
     return table
 
 
@@ -187,7 +182,7 @@ def sweep_table(rows: Iterable[SweepResult]) -> Table:
     for row in rows:
         numbers = [row.held_out.get(name) for name in METRICS] + [row.test.get(name) for name in METRICS] * test
         table.add_row(
-            escape(worded(row.setting)),
+            worded(row.setting),
             f"{len(row.seeds)} of {row.planned}",
             *("not run" if value is None else number(*value) for value in numbers),
         )
@@ -200,7 +195,7 @@ def evaluation_table(found: Evaluation) -> Table:
     title = f"{found.source}: {found.n:,} test images, {kind}, {found.computed_by}"
     if found.calibrator is not None:
         title += f", calibrated ({found.calibrator})"
-    table = Table("", "value", "95 % interval", title=escape(printable(title)), title_justify="left")
+    table = Table("", "value", "95 % interval", title=title, title_justify="left")
     rows = _outside_rows(found) if found.outside else _inside_rows(found)
     for row in rows:
         table.add_row(*row)
@@ -245,7 +240,7 @@ def class_table(found: Evaluation, classes: tuple[str, ...]) -> Table:
     )  # fmt: skip
     for name, n, recall, precision, wrong in worst_classes(found, classes):
         shares = ("–" if share is None else f"{100 * share:.1f} %" for share in (recall, precision))
-        table.add_row(escape(printable(name)), f"{n:,}", *shares, escape(printable(wrong)))
+        table.add_row(name, f"{n:,}", *shares, wrong)
     return table
 
 
@@ -253,18 +248,43 @@ def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> 
     """Images by true class and label; None where there is none, or where it is wider than the terminal."""
     if found.confusion is None:
         return None
-    matrix, names = found.confusion.matrix(), [printable(name) for name in classes]
+    matrix, names = found.confusion.matrix(), classes
     shown = [max([len(name[:6]), *(len(str(row[q])) for row in matrix)]) for q, name in enumerate(names)]
     first = max(len(name) for name in names)
     if len(names) > MOST_CLASSES or first + 2 + sum(each + 2 for each in shown) > width:
         return None
     table = Table(
-        "", *(Column(escape(name[:6]), justify="right", no_wrap=True) for name in names), box=None, pad_edge=False,
+        "", *(Column(name[:6], justify="right", no_wrap=True) for name in names), box=None, pad_edge=False,
         padding=(0, 2, 0, 0), title="True class (row), label (column)", title_justify="left",
     )  # fmt: skip
     for q, (name, row) in enumerate(zip(names, matrix, strict=True)):
-        cells = (f"[bold]{n}[/]" if q == label else str(n) if n else "·" for label, n in enumerate(row))
-        table.add_row(escape(name), *cells)
+        cells = (styled((str(n), "bold")) if q == label else str(n) if n else "·" for label, n in enumerate(row))
+        table.add_row(name, *cells)
+    return table
+
+
+def judgement_table(found: Judgement) -> Table:
+    """The scores of predictions that were made elsewhere, with their intervals."""
+    title = f"{found.name}: {found.n:,} rows, {found.classes} classes"
+    table = Table("", "value", "95 % interval", title=title, title_justify="left")
+    for name, value in vars(found.own.scores).items():
+        if name != "n":
+            label = name.upper() if name in SHORT else f"mean {name}"
+            table.add_row(label, f"{value:.4f}", _ends(getattr(found.own.intervals, name, None)))
+    table.add_row("AURC by confidence", f"{found.aurc:.3g}", "")
+    table.caption = " ".join(found.notes) or None
+    return table
+
+
+def paired_table(first: str, second: str, differences: Mapping[str, Difference]) -> Table:
+    """The scores of the first less those of the second, on the same rows."""
+    title = f"{first} less {second}, on the same rows: below zero favours {first}"
+    names = ("", "difference", "± half of its 95 % interval", "")
+    table = Table(*names, title=title, title_justify="left")
+    for name, each in differences.items():
+        better = first if each.value < 0 else second
+        verdict = f"{better} is better" if each.is_clear else "undecided"
+        table.add_row(name.upper(), f"{each.value:+.4f}", f"{each.half:.4f}", verdict)
     return table
 
 
@@ -276,9 +296,7 @@ def shift_table(found: list[Evaluation]) -> Table:
     title = f"{shift and shift.of} under {shift and shift.kind}: {first.n:,} test images"
     if first.calibrator is not None:
         title += f", calibrated ({first.calibrator})"
-    table = Table(
-        "severity", *map(str.upper, names), "mean entropy", title=escape(printable(title)), title_justify="left"
-    )
+    table = Table("severity", *map(str.upper, names), "mean entropy", title=title, title_justify="left")
     for each in found:
         numbers = [*(getattr(each.own.scores, name) for name in names), each.mean_entropy]
         severity = "" if each.corruption is None else str(each.corruption.severity)
@@ -296,7 +314,7 @@ def calibration_table(found: Calibration) -> Table:
         before, after = getattr(found.before, name), getattr(found.after, name)
         table.add_row(name.upper(), *("" if value is None else f"{value:.4f}" for value in (before, after)))
     if found.warning is not None:
-        table.caption = escape(printable(found.warning))
+        table.caption = found.warning
     return table
 
 
@@ -336,10 +354,10 @@ def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
         table.add_row("sets hold the true class of", promise)
         names = classes if sets.by_class else ("all classes",)
         bounds = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, sets.thresholds, strict=True))
-        table.add_row(f"{sets.kind} threshold", escape(printable(bounds)))
+        table.add_row(f"{sets.kind} threshold", bounds)
         table.add_row("empty sets", "stay empty" if sets.empty else "get the most probable class")
     if found.warning is not None:
-        table.caption = escape(printable(found.warning))
+        table.caption = found.warning
     return table
 
 
@@ -394,12 +412,13 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
         numbers = (error, f"{row['entropy']:.3f}", *[f"{row['mutual_information']:.3f}"] * random)
         said = {
             "abstains": "yes" if row.get("abstains") else "no",
-            "set": escape(printable("; ".join(row.get("set", [])) or "none")),
+            "set": "; ".join(row.get("set", [])) or "none",
         }
         table.add_row(
-            *(escape(printable(cell)) for cell in (row["file"], row["label"])),
+            row["file"],
+            row["label"],
             *numbers,
-            escape(printable(second)),
+            second,
             *(said[name] for name in more),
         )
     return table
@@ -435,7 +454,7 @@ def comparison_table(rows: list[Row]) -> Table:
         seeds = f"{len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
         setting = f"{row.backbone}, {row.train_images:,} {row.source}, {row.steps:,} steps, {seeds}"
         table.add_row(
-            f"[bold]{escape(printable(row.method))}[/]\n{escape(printable(setting))}",
+            styled((row.method, "bold"), f"\n{setting}"),
             *("" if value is None else number(*value) for value in numbers),
         )
     return table
@@ -460,20 +479,18 @@ def verification_table(checks: Iterable[Check]) -> Table:
     table = Table("what", "state", Column("Δ probability", justify="right"), Column("Δ score", justify="right"), "")
     for check in checks:
         differences = ("" if value is None else f"{value:.1g}" for value in (check.probability, check.score))
-        table.add_row(escape(check.what), check.state, *differences, escape(printable(check.detail)))
+        table.add_row(check.what, check.state, *differences, check.detail)
     return table
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_csv(path: Path, rows: list[dict[str, Any]], *, escape: bool = True) -> None:
     """Rows of plain data; probabilities become one column a class, the classes of a set one text."""
     flat = [
         {key: "; ".join(value) if key == "set" else value for key, value in row.items() if not isinstance(value, dict)}
         | {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
         for row in rows
     ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in flat for key in row)))
-    writer.writeheader()
-    writer.writerows(flat)
+    from calgp.report.csv_text import csv_text
+
     with wrap_os_errors(path.parent):
-        write_whole(path, text.getvalue().encode())
+        write_whole(path, csv_text(flat, escape=escape).encode("utf-8", "replace"))

@@ -92,7 +92,7 @@ def train(
     if done:
         return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
     if is_rank_zero() and images.train.split_note:
-        out.print(images.train.split_note, soft_wrap=True, markup=False)
+        out.print(images.train.split_note, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         watches = []
         if is_rank_zero():
@@ -144,7 +144,7 @@ def training_summary(trained: "Classifier") -> list[str]:
         return [done, "No images were held out, so nothing is known yet of how good it is.", next_one]
     last, crossed = scores[-1], trained.calibration and trained.calibration.crossed
     found = crossed or last
-    wrong = round((found.err or 0) * last.n)
+    wrong = round((found.err or 0) * (last.n or 0))
     good = (
         f"On {last.n:,} held-out images {wrong:,} are wrong ({found.err or 0:.1%}), MNLL {found.mnll:.4f}, "
         f"ECE {found.ece or 0:.4f}"

@@ -99,7 +99,7 @@ def tune(
         out.print(f"Logs: {place}", soft_wrap=True)
         out.print("Train the winners, the best on the hold-out first:")
         for row in rows:
-            out.print(row.command, soft_wrap=True, highlight=False, markup=False)
+            out.print(row.command, soft_wrap=True, highlight=False)
     if failures:
         reasons = " ".join(f"{name}: {failure}" for name, failure in failures.items())
         raise CalgpError(f"Not every method could be tuned; the same command tries again. {reasons}")
@@ -129,7 +129,6 @@ def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":
 
 def tuning_table(rows: "Iterable[TunedRow]") -> "Table":
     """One line a method, the lowest hold-out MNLL first."""
-    from rich.markup import escape
     from rich.table import Column, Table
 
     table = Table("method", "pilots", "steps", Column("best options", no_wrap=True), "hold-out\nMNLL",
@@ -138,7 +137,5 @@ def tuning_table(rows: "Iterable[TunedRow]") -> "Table":
         failed = f"\n{row.failed} failed" if row.failed else ""
         options = row.options.replace("method.", "").replace(" ", "\n")
         compared = f"{row.default_mnll:.4f}\n→ {row.tuned_mnll:.4f}\n{row.compared_steps:,} steps"
-        table.add_row(
-            row.method, f"{row.pilots}{failed}", f"{row.steps:,}", escape(options), f"{row.mnll:.4f}", compared
-        )
+        table.add_row(row.method, f"{row.pilots}{failed}", f"{row.steps:,}", options, f"{row.mnll:.4f}", compared)
     return table

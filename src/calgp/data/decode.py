@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -65,6 +67,25 @@ def check_format(size: int | None, colour: str | None) -> None:
         raise CalgpError(f"Invalid size={size}: must be the side in pixels from 1 to {LARGEST}, such as 32.")
     if colour is not None and colour not in get_args(Colour):
         raise CalgpError(f"Invalid colour={colour!r}: must be 'grey' or 'rgb'.")
+
+
+def check_memory(count: int, *shape: int) -> None:
+    """Refuse so many images of this shape where they do not fit into the memory of the machine."""
+    needed = count * math.prod(shape)
+    if needed > (there := memory()):
+        raise CalgpError(
+            f"{count:,} images of {' × '.join(map(str, shape))} take {needed / 1e9:,.1f} GB, and this machine has "
+            f"{there / 1e9:,.1f} GB of memory; choose a smaller size, fewer images, or stream:PATH, which leaves "
+            "images in their files."
+        )
+
+
+def memory() -> int:
+    """Bytes of this machine's memory; where the system does not tell, as many as there could be."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 2**63
 
 
 @contextmanager

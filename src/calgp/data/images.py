@@ -14,7 +14,7 @@ from torch import Tensor
 from calgp.errors import CalgpError
 
 from .decode import LARGEST as LARGEST
-from .decode import Colour, check_format
+from .decode import Colour, check_format, check_memory
 from .files import FileNames
 from .order import UNIFORM, Order
 from .prefetch import Index
@@ -108,10 +108,12 @@ class Images:
         check_format(size, None)
         if self.x.shape[2:] == (size, size):
             return self
+        check_memory(len(self), self.x.shape[1], size, size)
+        most = max(1, min(1024, 2**26 // (self.x.shape[1] * size * size)))
         parts = [
             F.interpolate(part.to(torch.float32), (size, size), mode="bilinear", antialias=True)
             .round_().clamp_(0, 255).to(torch.uint8)
-            for part in self.x.split(1024)  # floats are four times as large: a part at a time
+            for part in self.x.split(most)  # floats are four times as large: a part at a time
         ]  # fmt: skip
         return replace(self, x=torch.cat(parts))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 
-from .decode import Colour, read_header, read_image
+from .decode import Colour, check_memory, read_header, read_image
 from .files import ImageFiles
 from .prefetch import Index, prefetch
 
@@ -62,6 +62,7 @@ class StreamedPixels:
 
     def decode(self, numbers: Tensor) -> tuple[Tensor, dict[int, str]]:
         """These files as images, and why some cannot be read, by their index; all are tried."""
+        check_memory(len(numbers), *self.image_shape)
         self.files.read_ahead(numbers)
         pixels, unreadable = np.empty((len(numbers), *self.image_shape), np.uint8), dict[int, str]()
         for i, number in enumerate(numbers.tolist()):

@@ -28,3 +28,11 @@ def cholesky(k: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
         f"the {len(k)} × {len(k)} covariance of the inducing variables is not positive definite, even with "
         f"{JITTERS[-1]:g} of its mean variance ({scale.item():g}) added to the diagonal"
     )
+
+
+def factor(precision: Float[Tensor, "*k M M"], what: str) -> Float[Tensor, "*k M M"]:
+    """L with LLᵀ = P, for a P that is I or more by its making: if it has none, its numbers have failed."""
+    lower, failed = torch.linalg.cholesky_ex(precision)
+    if failed.any() or not lower.isfinite().all():
+        raise NumericalError(f"{what} has no Cholesky factor: its numbers are too large, too small or not finite")
+    return lower

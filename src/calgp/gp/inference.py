@@ -241,6 +241,12 @@ def predict(
         memory: bytes that activations may take (None: 64 MB on a processor, 512 MB elsewhere); it decides how much is
             computed at a time, never the result.
     """
+    if isinstance(data, Tensor):
+        _check_images(model, data)
+    elif not isinstance(data, Iterable) or isinstance(data, str | bytes) or hasattr(data, "__array__"):
+        raise CalgpError(
+            f"Invalid images, {type(data).__name__}: must be {IMAGES}, or batches of these and their rows."
+        )
     return Predictive.cat(predict_batches(model, data, passes=passes, engine=engine, seed=seed, memory=memory))
 
 
@@ -258,13 +264,14 @@ def predict_batches(
         raise ValueError(f"the seed must be 0 … 2^63 - 1, not {seed}")
     how = Passes.of(model, passes, engine)
     batches = _split(data) if isinstance(data, Tensor) else data
-    for x, rows in batches:
+    for batch in batches:
+        x, rows = _check_batch(model, batch)
         if not x.isfinite().all():
             raise CalgpError(
                 f"The image of row {_first(~x.isfinite(), rows)} has pixels that are no finite numbers; mend it or "
                 "leave it out."
             )
-        with evaluating(model), torch.no_grad():
+        with evaluating(model), torch.no_grad(), _of_its_shape(x):
             predictive = Predictive.cat(_predict_batch(model, x, rows, how, seed, memory))
         if predictive.log_probs.isnan().any():
             raise NumericalError(
@@ -272,6 +279,40 @@ def predict_batches(
                 f"its batch go from {x.min():g} to {x.max():g}, and images have pixels from 0 to 1"
             )
         yield predictive  # outside: the caller goes on with gradients, and with the model as it was
+
+
+IMAGES = "one tensor of images [N, channels, height, width], floats from 0 to 1"
+
+
+def _check_batch(model: Model, batch: object) -> Batch:
+    if not isinstance(batch, tuple | list) or len(batch) != 2 or not all(isinstance(each, Tensor) for each in batch):
+        raise CalgpError(f"Invalid batch, {type(batch).__name__}: must be images and their rows, two tensors.")
+    x, rows = batch
+    _check_images(model, x)
+    return x, rows
+
+
+def _check_images(model: Model, x: Tensor) -> None:
+    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
+    if x.ndim < 2 or not len(x):
+        raise CalgpError(f"Invalid images of shape {list(x.shape)}: must be {IMAGES}, at least one.")
+    if x.dtype != wanted:
+        hint = "divide 8-bit pixels by 255" if not x.is_floating_point() else f"x.to({wanted}) makes them"
+        raise CalgpError(f"Invalid images of {x.dtype}: must be of {wanted}, as the model is; {hint}.")
+
+
+@contextmanager
+def _of_its_shape(x: Tensor) -> Iterator[None]:
+    """What a model cannot take, as one sentence; anything else that fails stays what it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0][:200]
+        if isinstance(error, torch.OutOfMemoryError) or not any(
+            word in reason for word in ("shape", "size", "channels")
+        ):
+            raise
+        raise CalgpError(f"The model cannot take images of shape {list(x.shape)}: {reason}.") from error
 
 
 def _first(wrong: Tensor, rows: Tensor) -> int:

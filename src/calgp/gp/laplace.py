@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from calgp.gp.cholesky import factor
 from calgp.gp.freezing import Freezable
 from calgp.gp.layers import RandomFeatureGP
 from calgp.gp.likelihoods import Latent
@@ -78,7 +79,7 @@ def accumulate(precision: Float[Tensor, "k m m"], phi: Float[Tensor, "N m"], cur
 
 def covariance_root(precision: Float[Tensor, "k m m"]) -> Float[Tensor, "k m m"]:
     """R with R Rᵀ = P⁻¹: P = L Lᵀ, R = L⁻ᵀ."""
-    lower = torch.linalg.cholesky(precision)
+    lower = factor(precision, "the precision of the weights")
     identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
     return torch.linalg.solve_triangular(lower.mT, identity.expand_as(lower), upper=True)
 

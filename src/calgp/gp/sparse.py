@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp.cholesky import cholesky
+from calgp.gp.cholesky import cholesky, factor
 from calgp.gp.freezing import Freezable
 from calgp.gp.kernels import Kernel
 
@@ -73,9 +73,9 @@ class SparseGP(Freezable, Generic[Chosen]):
 
     @torch.no_grad()
     def freeze(self) -> None:
-        factor = cholesky(self.inducing.prior())
-        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-        self.whitener = torch.linalg.solve_triangular(factor, identity, upper=False).mT.contiguous()
+        lower = cholesky(self.inducing.prior())
+        identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+        self.whitener = torch.linalg.solve_triangular(lower, identity, upper=False).mT.contiguous()
 
     @property
     def root(self) -> Float[Tensor, "Q M M"]:
@@ -105,9 +105,9 @@ class SparseGP(Freezable, Generic[Chosen]):
             a = self._whitened(self.inducing(x)).double()
             precision += a.mT @ a / noise  # S⁻¹ = I + AᵀA / σ²
             weighted += a.mT @ y.double() / noise
-        factor = torch.linalg.cholesky(precision)
-        self.mean.copy_(torch.cholesky_solve(weighted, factor))  # m = S Aᵀy / σ²
-        root = torch.linalg.cholesky(torch.cholesky_inverse(factor))
+        lower = factor(precision, "the precision of the inducing variables")
+        self.mean.copy_(torch.cholesky_solve(weighted, lower))  # m = S Aᵀy / σ²
+        root = factor(torch.cholesky_inverse(lower), "the covariance of the inducing variables")
         self.scale.copy_(root.tril(-1) + root.diagonal().log().diag_embed())
 
     def _whitened(self, covariances: Covariances) -> Float[Tensor, "N M"]:
@@ -115,8 +115,8 @@ class SparseGP(Freezable, Generic[Chosen]):
         fu = covariances.fu
         if self.whitener is not None:
             return (fu.double() @ self.whitener).to(fu.dtype)
-        factor = cholesky(covariances.uu)
-        return torch.linalg.solve_triangular(factor, fu.mT.double(), upper=False).mT.to(fu.dtype)
+        lower = cholesky(covariances.uu)
+        return torch.linalg.solve_triangular(lower, fu.mT.double(), upper=False).mT.to(fu.dtype)
 
     def kl(self) -> Float[Tensor, ""]:
         """KL[q(v) ‖ N(0, I)] = ½ Σ_q (tr S_q + m_qᵀm_q − M − log|S_q|)."""

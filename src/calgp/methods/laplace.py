@@ -34,7 +34,7 @@ class CnnLaplace(Method):
     """Convolutional features and random features at their mode; after training, Laplace's Gaussian over W."""
 
     summary: ClassVar[str] = "CNN+GP, Laplace's Gaussian over W in a single pass"
-    is_calibrated: ClassVar[bool] = True
+    is_calibrated: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
 
     frequencies: Literal["sorf", "gaussian", "orthogonal"] = option("sorf", "Ω, drawn once: structured (sorf) or not.")
     kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = like(CnnGp, "kernel")

@@ -20,7 +20,7 @@ class MeanFieldGp(Method):
     """Convolutional features, GP layers by random features; W has a mean-field Gaussian posterior with its exact KL."""
 
     summary: ClassVar[str] = "CNN+GP, mean-field Gaussian over W instead of masks"
-    is_calibrated: ClassVar[bool] = True
+    is_calibrated: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
 
     frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
         "sorf", "Ω: inferred, mean-field too; or drawn once, structured (sorf) or not."

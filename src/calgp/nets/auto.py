@@ -24,7 +24,7 @@ class Auto(Backbone):
     """
 
     summary: ClassVar[str] = "by the images: lenet for grey ones of at most 32 × 32, else compact"
-    hidden: ClassVar[tuple[int, ...]] = ()
+    hidden: ClassVar[tuple[int, ...]] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def choose(self, task: Task) -> Backbone:
         small = max(task.height, task.width) <= LARGEST_LENET

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from calgp.report.csv_text import csv_text
 from calgp.report.experiment import experiment_page
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.run import train_command
@@ -20,7 +21,6 @@ from .scales import Scale
 from .tables import (
     NAMES,
     comparable_number,
-    csv_of,
     judged_card,
     numbers_table,
     table_of,
@@ -76,7 +76,7 @@ def write_experiment(
         "report.html": page.encode("utf-8", "replace"),
         **{f"{name}.svg": drawn.svg.encode() for name, drawn in drawings.items()},
         **{f"{name}.png": drawn.png for name, drawn in drawings.items()},
-        "table.csv": csv_of(plain).encode(),
+        "table.csv": csv_text(plain).encode(),
         "table.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
     }
     with wrap_os_errors(out):

@@ -1,9 +1,7 @@
 """The rows and verdicts of an experiment as tables: for its page, and as plain data for CSV and JSON."""
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from calgp.report.experiment import Judged, Table, Tally
@@ -242,12 +240,3 @@ def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Any]:
         "claim": verdict.claim, "state": verdict.state, "summary": verdict.summary, "comparisons": parts,
         "at_paper_scale": {"state": at_scale.state, "summary": at_scale.summary},
     }  # fmt: skip
-
-
-def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Plain rows as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
-    return text.getvalue()

@@ -20,11 +20,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import Self
 
 from calgp.errors import CalgpError, name_error
 from calgp.posthoc.decisions import conformal_quantile

@@ -183,9 +183,11 @@ def run_section(result: Result, label: str, colour: str, directory: Path | None)
 
 
 def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path | None) -> Evaluated:
-    columns, absent = folder.predictions(found.source, found.calibrator, len(card.classes)), ""
+    name, absent = folder.predictions_name(found.source, found.calibrator), ""
+    if (stored := folder.checksum(name)) is not None and found.predictions not in (None, stored):
+        return Evaluated(found, None, None, f"{name} is not of the evaluation that gave these scores: evaluate again.")
+    columns = folder.columns(name, len(card.classes))
     if columns is None:
-        name = folder.predictions_name(found.source, found.calibrator)
         return Evaluated(found, None, None, f"The folder has no {name}: evaluate again to see them.")
     for convert in (False, True):  # the evaluation's checksum shows which of them it saw
         try:
@@ -258,10 +260,14 @@ def _with_confusion(evaluated: Evaluated, card: Card) -> Evaluation:
     return replace(found, confusion=metrics.confusion(columns["label"], columns["y"], classes=len(card.classes)))
 
 
+def _share(value: float | None) -> str:
+    return "–" if value is None else percent(value)
+
+
 def _class_rows(found: Evaluation, classes: tuple[str, ...]) -> list[ClassRow]:
     return [
-        ClassRow(name, f"{n:,}", *("–" if share is None else percent(share) for share in shares), wrong or "–")
-        for name, n, *shares, wrong in worst_classes(found, classes)
+        ClassRow(name, f"{n:,}", _share(recall), _share(precision), wrong or "–")
+        for name, n, recall, precision, wrong in worst_classes(found, classes)
     ]
 
 

@@ -18,6 +18,7 @@ from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training import new_folder, train, train_run
 from calgp.runs.training_data import TrainingData
+from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation, upgrade
 from calgp.runs.verification import Check
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "RunFolder",
     "Step",
     "TrainingData",
+    "UpgradedClassifier",
+    "UpgradedEvaluation",
     "compare",
     "ensemble",
     "fit",
@@ -58,4 +61,5 @@ __all__ = [
     "train",
     "train_run",
     "tune_process",
+    "upgrade",
 ]

@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +18,7 @@ from calgp.posthoc import calibration
 from calgp.run import SEED
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
+from calgp.runs.environment import arithmetic
 from calgp.runs.evaluation import (
     PredictedImages,
     batches,
@@ -32,7 +33,7 @@ from calgp.runs.fit_calibrator import check_held_out, fit_calibrator
 from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
-from calgp.runs.ranks import owned, wrap_lost_ranks
+from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training_data import held_out_images
 from calgp.runs.verification import Check, verify_run
@@ -44,7 +45,8 @@ class Prediction:
 
     names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
     abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
-    decisions. passes: how it was computed.
+    decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
+    outliers: which are beyond the threshold [N]; None where no score was fitted.
     """
 
     names: tuple[str, ...] | None
@@ -53,6 +55,8 @@ class Prediction:
     passes: Passes
     abstains: Tensor | None = None
     sets: Tensor | None = None
+    outlier_score: Tensor | None = None
+    outliers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.predictive.log_probs)
@@ -178,6 +182,12 @@ class Classifier:
         other._calibrate_by(calibration)
         return other
 
+    def _identity(self, *asked: object) -> dict[str, object]:
+        """What all ranks that predict together must share."""
+        made_by = arithmetic(self.fabric)
+        same = {name: getattr(made_by, name) for name in ("calgp", "torch", "transform", "device", "precision")}
+        return same | {"the run": self.card.run, "its calibrator": self.calibration, "what is asked": asked}
+
     # --- predicting ---
 
     def predict(
@@ -205,6 +215,7 @@ class Classifier:
             return self.predict_batches(data, how, seed=seed)
 
         with wrap_lost_ranks(self.fabric):
+            check_same(self.fabric, self._identity(passes, engine, seed, len(x), names))
             predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
         decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
         return Prediction(names, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
@@ -245,12 +256,13 @@ class Classifier:
         """
         source = self.card.run.source if source is None else source
         with wrap_lost_ranks(self.fabric), owned(self.fabric, self.folder):
+            check_same(self.fabric, self._identity(source, passes, engine, seed, convert, corruption))
             found, predicted = self.evaluate_unsaved(
                 source, images=images, directory=directory, passes=passes, engine=engine, seed=seed, convert=convert,
                 corruption=corruption, watch=watch,
             )  # fmt: skip
             shift = None if corruption is None else corruption.label
-            self.folder.write_tensors(
+            checksum = self.folder.write_tensors(
                 self.folder.predictions_name(source, found.calibrator, shift),
                 predicted.columns | predicted.stored,
                 {
@@ -259,6 +271,7 @@ class Classifier:
                     "names": None if predicted.names is None else list(predicted.names),
                 },
             )  # fmt: skip
+            found = replace(found, predictions=checksum)
             self.folder.write_evaluation(found)
             self.fabric.barrier()
         return found

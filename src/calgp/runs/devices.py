@@ -1,16 +1,26 @@
 """Where a run runs, by the names that users give."""
 
 import os
+from datetime import timedelta
 from typing import Any
 
 from lightning_fabric import Fabric
 from lightning_fabric.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning_fabric.strategies import DDPStrategy
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 from calgp.errors import CalgpError
 
 ACCELERATORS = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
+STARTING = timedelta(minutes=5)  # for the processes of a run to find each other
+WORKING = timedelta(minutes=30)  # for one of them to wait for the others' part of a step, or for rank 0's own work
+
+
+class Absent(CalgpError):
+    """Not all processes of a run are there: whoever waits tells it."""
+
+    on_one_rank = True
 
 
 def open_device(device: str, precision: str = "32-true", *, processes: int = 1) -> Fabric:
@@ -28,12 +38,20 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
         raise CalgpError(f"--device {device} is one for several processes; give {accelerator}, and each has its own.")
     where: dict[str, Any] = {"devices": [int(index)] if index else here}
     if here * nodes > 1:  # `fit` itself keeps the buffers that move the same on all ranks
-        where |= {"num_nodes": nodes, "strategy": DDPStrategy(broadcast_buffers=False)}
+        where |= {"num_nodes": nodes, "strategy": DDPStrategy(broadcast_buffers=False, timeout=STARTING)}
     try:
         fabric = Fabric(accelerator=accelerator, precision=precision, **where)  # type: ignore[arg-type]
         if nodes == 1 and restarted() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             _meet_again("nccl" if fabric.device.type == "cuda" else "gloo")
         fabric.launch()
+        if distributed.is_initialized():
+            distributed_c10d._set_pg_timeout(WORKING, distributed.group.WORLD)  # type: ignore[arg-type]
+    except distributed.DistError as error:
+        raise Absent(
+            f"Rank {os.environ.get('RANK', 0)} has not met the others within {STARTING.total_seconds():.0f} seconds "
+            f"({str(error).splitlines()[0][:200]}). One of them has ended or was not started: look at its output, end "
+            "all, and start them again with the same MASTER_ADDR and MASTER_PORT."
+        ) from None
     except Exception as error:  # no such accelerator, no such precision
         raise CalgpError(_refusal(device, precision, error)) from None
     return fabric

@@ -46,7 +46,7 @@ def open_model(path):
 
     session = onnxruntime.InferenceSession(path)
     about = json.loads(session.get_modelmeta().custom_metadata_map["calgp"])
-    return about, lambda x: session.run(None, {"images": x})
+    return about, lambda x: [np.asarray(each) for each in session.run(None, {"images": x})]
 
 
 def main():

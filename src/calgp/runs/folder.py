@@ -174,7 +174,7 @@ class RunFolder:
         """The tensors of the checkpoint, and how far it is."""
         path = self.path / CHECKPOINT
         header = read_header(path)
-        state = check_checkpoint(card.run, card.task, header, path)
+        state = check_checkpoint(card.run, card.task, header, path, steps=card.run.total_steps(card.train_images))
         tensors = read_tensors(path, header)
         older.check_resumable(tensors)
         return older.whiten(tensors), state
@@ -182,24 +182,42 @@ class RunFolder:
     def check_checkpoint(self, card: Card) -> Checkpoint:
         """Refuse a checkpoint that is not of the run, by its header alone; how far it is."""
         path = self.path / CHECKPOINT
-        return check_checkpoint(card.run, card.task, read_header(path), path)
+        steps = card.run.total_steps(card.train_images)
+        return check_checkpoint(card.run, card.task, read_header(path), path, steps=steps)
 
     def predictions(self, source: str, calibrator: str | None, classes: int) -> dict[str, Tensor] | None:
-        """What was predicted of a source: a row an image in each column; None if that was not kept."""
-        return self.columns(self.predictions_name(source, calibrator), classes)
+        """What was predicted of a source: a row an image in each column; None if that was not kept.
 
-    def columns(self, name: str, classes: int) -> dict[str, Tensor] | None:
-        """The columns of a file of predictions, checked; None if there is no such file."""
+        Predictions that are not those which were scored, since an evaluation was killed between its two files, are
+        refused.
+        """
+        return self.columns(self.predictions_name(source, calibrator), classes, self.evaluation(source, calibrator))
+
+    def columns(self, name: str, classes: int, scored: Evaluation | None = None) -> dict[str, Tensor] | None:
+        """The columns of a file of predictions, checked; None if there is no such file. `scored`: what they gave."""
         path = self.path / name
-        return check_columns(read_tensors(path), classes, path) if is_file(path) else None
+        if not is_file(path):
+            return None
+        header = read_header(path)
+        if scored is not None and scored.predictions not in (None, header.digest):
+            raise CalgpError(
+                f"{path} and the scores beside it are of two evaluations, of which one was not finished; `calgp "
+                f"evaluate {self.path}` with the same options makes both again."
+            )
+        return check_columns(read_tensors(path, header), classes, path)
 
-    def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> None:
-        """Store tensors, with JSON beside them."""
-        if not self.writes:
-            return
+    def checksum(self, name: str) -> str | None:
+        """The checksum of the tensors in a file, as it tells it; None if there is no such file."""
+        return read_header(self.path / name).digest if is_file(self.path / name) else None
+
+    def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> str:
+        """Store tensors, with JSON beside them; the checksum of the tensors. Equal ones give equal bytes."""
         tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         tensors = _apart(tensors)
-        self._write(name, save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": digest(tensors)}))
+        checksum = digest(tensors)
+        if self.writes:
+            self._write(name, _in_order(save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": checksum})))
+        return checksum
 
     def remove(self, name: str) -> None:
         if not self.writes:
@@ -294,6 +312,16 @@ class RunFolder:
             return
         with wrap_os_errors(self.path):
             write_whole(self.path / name, data)
+
+
+def _in_order(data: bytes) -> bytes:
+    """A file of tensors with its metadata in the order of their names: safetensors writes them in any order."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(data)[8 + length :]])
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -117,7 +117,7 @@ def _differentiate(
         for place, (index, pixels) in enumerate(parts, start=1):
             x, y = fabric.to_device((to_unit_interval(pixels), images.y[index]))
             rows = images.rows[index].to(x.device)
-            x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
+            x = augmented(x, run.augment, crop=run.crop or 0, seed=run.seed, step=step, rows=rows)
             last = place == len(parts)
             with fabric.no_backward_sync(bound, enabled=fabric.world_size > 1 and not last):  # type: ignore[arg-type]
                 part, kl = bound(x, y, training_noise(run, step, rows))

@@ -4,8 +4,9 @@ With one process all of this is nothing: no process group, no copies.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from calgp.gp import NumericalError
 from calgp.runs.folder import RunFolder
 
 T = TypeVar("T")
+MEETING = timedelta(minutes=2)  # that ranks which have found each other may be apart when their work begins
 
 
 def gathered(fabric: Fabric, value: T) -> list[T]:
@@ -37,9 +39,9 @@ def together(fabric: Fabric, do: Callable[[], T]) -> T:
         found = do()
     except (CalgpError, NumericalError) as raised:
         error = raised
-    for each in gathered(fabric, error):
+    for rank, each in enumerate(gathered(fabric, error)):
         if each is not None:
-            raise each
+            raise CalgpError(f"Rank {rank}: {each}") if rank and isinstance(each, CalgpError) else each
     return found  # type: ignore[return-value]
 
 
@@ -82,6 +84,38 @@ def same_buffers(fabric: Fabric, module: nn.Module) -> None:
     if fabric.world_size > 1:
         for buffer in module.buffers():
             buffer.copy_(fabric.broadcast(buffer.detach().cpu()))
+
+
+def check_same(fabric: Fabric, what: Mapping[str, object]) -> None:
+    """Refuse to work with ranks that were started otherwise: they would mix two runs, or wait for each other for ever.
+
+    First all ranks must be there, within MEETING; one that has ended or hangs is named.
+    """
+    if fabric.world_size == 1:
+        return
+    if torch.distributed.get_backend() == "gloo":
+        try:
+            torch.distributed.monitored_barrier(timeout=MEETING, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise _absent(fabric, str(error)) from error
+    first, *others = gathered(fabric, {name: repr(value) for name, value in what.items()})
+    for rank, other in enumerate(others, 1):
+        for name in sorted({*first, *other}):
+            here, there = other.get(name, "nothing")[:80], first.get(name, "nothing")[:80]
+            if other.get(name) != first.get(name):
+                raise CalgpError(
+                    f"Rank {rank} differs from rank 0 in {name}: {here}, and {there} there. Start all processes of a "
+                    "run with the same options, versions and data."
+                )
+
+
+def _absent(fabric: Fabric, error: str) -> CalgpError:
+    found = re.search(r"[Rr]anks? ([\d, ]+) failed to pass", error)
+    missing = f"rank {found[1].strip()}" if found and fabric.is_global_zero else "another rank"
+    return OneRankError(
+        f"Rank {fabric.global_rank} has waited for {missing} for up to {MEETING.total_seconds():.0f} seconds: it has "
+        "ended or hangs. Look at its output, end all processes of the run, and start them again."
+    )
 
 
 @contextmanager

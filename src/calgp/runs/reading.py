@@ -44,6 +44,7 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 OPTIMISER = re.compile(r"optimiser\.([0-9]{1,6})\.(step|exp_avg|exp_avg_sq|momentum_buffer)")
+OPTIMISER_STATE = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}  # of a parameter
 ADVICE = "copy it again or train again"
 
 
@@ -170,8 +171,8 @@ def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = 
             raise _unfit(path, f"{short_repr(name)} is of {each.dtype}, expected {wanted.dtype}")
 
 
-def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> Checkpoint:
-    """Refuse a checkpoint that is not of the model of run.json and of an optimiser of that model; how far it is."""
+def check_checkpoint(run: Run, task: Task, header: Header, path: Path, *, steps: int) -> Checkpoint:
+    """Refuse a checkpoint that is not of the model of run.json and of its optimiser; how far it is, of `steps`."""
     check_model(run, task, header, path, prefix="model.")
     if any(name.startswith("best.") for name in header.tensors):
         check_model(run, task, header, path, prefix="best.")
@@ -179,8 +180,11 @@ def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> Checkp
         state = parse(Checkpoint, header.metadata)
     if run.patience is not None and state.stopping is None:
         raise _unfit(path, "it does not say how far early stopping is")
+    if state.step > steps or state.failed > state.step:
+        raise _unfit(path, f"it is at step {state.step} of {steps}, {state.failed} of them failed")
     model = model_without_memory(run, task, most=4 * len(header.tensors) + 100)
     shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
+    states: dict[str, set[str]] = {}
     for name, each in header.tensors.items():
         if name.startswith(("model.", "best.")):
             continue
@@ -190,6 +194,11 @@ def check_checkpoint(run: Run, task: Task, header: Header, path: Path) -> Checkp
         wanted = () if found[2] == "step" else shapes[int(found[1])]
         if each.shape != wanted or not each.dtype.is_floating_point:
             raise _unfit(path, f"{short_repr(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
+        states.setdefault(found[1], set()).add(found[2])
+    # an optimiser has nothing to keep before its first step that did not fail, nor of a parameter without gradient
+    wanted = OPTIMISER_STATE[run.optimiser]
+    if (state.step > state.failed and not states) or any(each != wanted for each in states.values()):
+        raise _unfit(path, f"it does not hold the state of the optimiser {run.optimiser}")
     return state
 
 

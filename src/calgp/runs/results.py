@@ -257,6 +257,7 @@ class Evaluation:
     uncertainty, if the run's own test images were evaluated before). All other images have `scores`.
 
     samples: passes of the network. checksum: of the images. convert: images were resized and recoloured.
+    predictions: checksum of the predictions that were scored, those of predictions-*.safetensors.
     ece_variants: ECE by its other definitions. selective: risk-coverage areas, by score of uncertainty.
     """
 
@@ -285,6 +286,7 @@ class Evaluation:
     selective: dict[Text, Selective] = field(default_factory=dict)
     ood: dict[Text, OutOfDistribution] | None = None
     inside: Text | None = None  # the source of the run's own images, for `ood`
+    predictions: Text | None = None
 
     def __post_init__(self) -> None:
         missing = [name for name in INSIDE if getattr(self, name) is None]
@@ -382,7 +384,7 @@ class StoppingState:
 class Checkpoint:
     """What a checkpoint holds besides its tensors: steps made, failed steps in a row, sums since the last log line."""
 
-    step: Count
+    step: Whole
     failed: Whole = 0
     totals: tuple[float, float, float] = (0.0, 0.0, 0.0)
     stopping: StoppingState | None = None

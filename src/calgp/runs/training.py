@@ -22,14 +22,14 @@ from calgp.runs.card import Card
 from calgp.runs.checkpoint import LastGoodState, LoadedCheckpoint, Progress, save_checkpoint
 from calgp.runs.classifier import Classifier, one_device
 from calgp.runs.defaults import resolved, task_of, with_steps
-from calgp.runs.description import from_json
+from calgp.runs.description import from_json, to_json
 from calgp.runs.environment import Environment, environment, training_arithmetic
 from calgp.runs.evaluation import score
 from calgp.runs.failures import Interrupted, interruptible, require_finite
 from calgp.runs.fit_calibrator import fit_calibrator, fit_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, build, slug
 from calgp.runs.loop import Step, fit, make_optimiser
-from calgp.runs.ranks import gathered, on_first, owned, same_buffers, summed, wrap_lost_ranks
+from calgp.runs.ranks import check_same, on_first, owned, same_buffers, summed, together, wrap_lost_ranks
 from calgp.runs.results import Calibration, HoldoutRecord, NoteRecord, TrainRecord
 from calgp.runs.stopping import EarlyStopping
 from calgp.runs.training_data import TrainingData, class_weights
@@ -62,7 +62,12 @@ def train_run(
     """
     fabric = one_device(fabric)
     folder = RunFolder(folder.path, writes=fabric.is_global_zero)
-    data = TrainingData.of(run, directory) if data is None else data
+    with wrap_lost_ranks(fabric):
+        check_same(fabric, _identity(run, fabric, accumulate, resume=resume, data=data))
+        given = data
+        data = together(fabric, lambda: TrainingData.of(run, directory) if given is None else given)
+        images = data.train
+        check_same(fabric, {"the training images": together(fabric, images.checksum)})
     run = resolved(run, data)
     if run.method.calibrator and data.held_out is None:
         raise CalgpError(f"{run.label} fits its {run.method.calibrator} on held-out images; give some with the data.")
@@ -81,7 +86,8 @@ def train_run(
         model, card = _trained(
             run, folder, fabric, data, resume=resume, every=every, accumulate=accumulate, watch=watch
         )
-        run.method.finish(model, data.train)
+        with _numbers_of(run, "cannot be finished"):
+            run.method.finish(model, data.train)
         calibration = on_first(fabric, lambda: _calibration(run, model, data.held_out, folder, card))
         if calibration is not None:
             folder.write_calibration(calibration)
@@ -118,7 +124,6 @@ def _trained(
     """The model after the last step, and its card."""
     task = task_of(data.train)
     model = build(run, task)
-    _check_ranks(fabric, data)
     checkpoint = on_first(fabric, lambda: _checkpoint(run, folder, data, resume=resume))
     computed_by = training_arithmetic(fabric, accumulate)
     if checkpoint is not None:
@@ -127,8 +132,9 @@ def _trained(
         card = on_first(fabric, lambda: _note_resumed(folder, computed_by))
     else:
         _normalise(run, model, data.train)
-        run.backbone.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
-        run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
+        with _numbers_of(run, "cannot start"):
+            run.backbone.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
+            run.method.start(model, data.train, generator=torch.Generator().manual_seed(run.seed))
         card = _begin(run, folder, environment(computed_by), task, data)
     same_buffers(fabric, model)
     bound = Bound(model, len(data.train), class_weights(run, data.train))
@@ -176,6 +182,18 @@ def _trained(
         stopping.restore(model)
         folder.append_log(NoteRecord("kept", stopping.step, mnll=stopping.mnll))
     return model, card
+
+
+@contextmanager
+def _numbers_of(run: Run, what: str) -> Iterator[None]:
+    """Numbers that fail before the first step or after the last, as one sentence."""
+    try:
+        yield
+    except NumericalError as error:
+        raise CalgpError(
+            f"The training of {run.label} {what}: {error}. Leave options such as lengthscale and sigma at their "
+            "defaults, or choose less extreme ones."
+        ) from error
 
 
 def _as_loaded(model: Model, card: Card) -> Model:
@@ -242,10 +260,18 @@ def _check(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> 
         )
 
 
-def _check_ranks(fabric: Fabric, data: TrainingData) -> None:
-    """Ranks that found other images (another copy of the data on another machine) would train on a mixture."""
-    if fabric.world_size > 1 and len(set(gathered(fabric, data.train.checksum()))) > 1:
-        raise CalgpError("The processes of this run have found different training images; give all the same data.")
+def _identity(
+    run: Run, fabric: Fabric, accumulate: int, *, resume: bool, data: TrainingData | None
+) -> dict[str, object]:
+    """What all ranks of a training must share: options, versions, precision, how a batch is divided."""
+    made_by = training_arithmetic(fabric, accumulate)
+    same = ("calgp", "torch", "transform", "device", "precision", "accumulate")
+    options: dict[str, object] = {}
+    for name, value in to_json(run).items():
+        options |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+    return (
+        {name: getattr(made_by, name) for name in same} | options | {"resume": resume, "data given": data is not None}
+    )
 
 
 def _checkpoint(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> LoadedCheckpoint | None:

@@ -1,7 +1,9 @@
 """Files that appear whole or not at all, in folders that one process writes at a time."""
 
+import errno
 import os
-import tempfile
+import secrets
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -26,14 +28,30 @@ class Busy(CalgpError):
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write aside, flush to the disk, rename, flush the directory: the file appears whole or not at all."""
+    """Write aside, flush to the disk, rename, flush the directory: the file appears whole or not at all.
+
+    A link stays and its target is written; a file that is there keeps its permissions, a new one has those that the
+    umask leaves. What is no regular file (a device, a pipe, standard output) is written to, since it has no content to
+    lose. Unfinished files of the same name, left by processes that died, are removed.
+    """
+    if _is_stream(path):
+        with open(path, "wb") as stream:
+            stream.write(data)
+        return
+    path = Path(os.path.realpath(path))
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    before = os.stat(path) if path.exists() else None
+    remove_leftovers(path.parent, _beside(path))
     handle, aside = _aside(path)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
+        if before is not None:
+            with suppress(PermissionError):  # somebody else's file in a folder that is ours too
+                _take_after(before, aside)
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
@@ -41,27 +59,60 @@ def write_whole(path: Path, data: bytes) -> None:
     flush_directory(path.parent)
 
 
+def _is_stream(path: Path) -> bool:
+    """Whether a path leads to what is no regular file, or to an open file of a process (/dev/stdout)."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISREG(mode):
+        return path.is_symlink() and any(
+            os.path.realpath(folder).startswith("/proc/")
+            for folder in (path.parent, os.path.dirname(os.readlink(path)))
+        )
+    return not stat.S_ISDIR(mode)
+
+
+def _take_after(before: os.stat_result, aside: str) -> None:
+    if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+        os.chown(aside, before.st_uid, before.st_gid)
+    os.chmod(aside, stat.S_IMODE(before.st_mode))
+
+
+def _beside(path: Path) -> str:
+    """What the names of a file's unfinished versions begin with: short, where names may have 255 bytes."""
+    return f".{path.name[:48]}."
+
+
 def _aside(path: Path) -> tuple[int, str]:
     """A new file beside `path`, locked as long as it is open: what is not locked was left by a process that died."""
     while True:
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        aside = os.path.join(path.parent, f"{_beside(path)}{secrets.token_hex(8)}{PART}")
+        # not tempfile's, whose mode is 0600 whatever the umask
+        handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         if fcntl is None or (_locked(handle) and os.fstat(handle).st_nlink):
             return handle, aside
         os.close(handle)  # taken for a leftover, between being made and being locked
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, prefix: str = ".") -> None:
     """Remove the unfinished files of processes that died; those that are being written stay."""
-    for path in folder.glob(f".*{PART}"):
-        with suppress(OSError):  # removed by somebody else; Windows keeps what is open by itself
-            handle = os.open(path, os.O_RDWR)
-            try:
-                if fcntl is not None and _locked(handle):
-                    path.unlink()
-            finally:
-                os.close(handle)
-            if fcntl is None:
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith(prefix) and name.endswith(PART):
+                _remove_leftover(folder / name)
+
+
+def _remove_leftover(path: Path) -> None:
+    with suppress(OSError):  # removed by somebody else; Windows keeps what is open by itself
+        handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        try:
+            if fcntl is not None and _locked(handle):
                 path.unlink()
+        finally:
+            os.close(handle)
+        if fcntl is None:
+            path.unlink()
 
 
 def flush_directory(path: Path) -> None:
@@ -90,7 +141,7 @@ def owned(folder: Path) -> Iterator[None]:
         yield
         return
     with wrap_os_errors(folder):
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _wait_for(handle, folder)
         _owners[path] = me

@@ -1,8 +1,6 @@
 """Many runs over a grid of options, or drawn at random, and which of them held-out images find best."""
 
 import copy
-import csv
-import io
 import itertools
 import json
 import math
@@ -15,6 +13,7 @@ from typing import Any
 
 from calgp.errors import CalgpError
 from calgp.options import COUNT, Text, check_options, find_option, option, validate
+from calgp.report.csv_text import csv_text
 from calgp.report.sweep import sweep_page
 from calgp.run import SEED, Run, assign, train_command
 from calgp.runs import RunFolder, from_json
@@ -347,11 +346,7 @@ def write_sweep(
         ],
         failures=list(failures.values()),
     )
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows(rows)
-    files = {"table.csv": text.getvalue(), "table.json": json.dumps(table, indent=1) + "\n", "report.html": page}
+    files = {"table.csv": csv_text(rows), "table.json": json.dumps(table, indent=1) + "\n", "report.html": page}
     with wrap_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         remove_leftovers(out)

@@ -1,0 +1,80 @@
+"""What names say is shown and never obeyed."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+from rich.table import Table
+
+import calgp
+from calgp.cli.terminal import PlainColumn, Terminal, styled
+
+HOSTILE = "a[/b]:smile:[red]\x1b[2J\x9b31m\u202e"
+SHOWN = "a[/b]:smile:[red]�[2J�31m�"
+
+
+@pytest.fixture
+def terminal():
+    found = Terminal()
+    found.file, found.width = io.StringIO(), 200
+    return found
+
+
+def tabled():
+    table = Table(HOSTILE, title=HOSTILE, caption=HOSTILE)
+    table.add_row(HOSTILE)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("make", "times"),
+    [(lambda: HOSTILE, 1), (tabled, 4), (lambda: styled((HOSTILE, "bold"), HOSTILE), 2)],
+    ids=["line", "table", "styled"],
+)
+def test_text_is_shown_as_it_is_but_for_control_characters(terminal, make, times):
+    terminal.print(make())
+    shown = terminal.file.getvalue()
+    assert shown.count(SHOWN) == times and "\x1b" not in shown and "\x9b" not in shown and "\u202e" not in shown
+
+
+def test_columns_of_progress_bars_too(terminal):
+    with Progress(PlainColumn("{task.description}"), console=terminal) as bar:
+        bar.add_task(HOSTILE)
+    assert SHOWN in terminal.file.getvalue()
+
+
+def test_no_other_console_is_made():
+    """One exit: every command prints by `out`, `err` or the progress bars' Terminal."""
+    rooms = Path(calgp.__file__).parent
+    assert [file.name for file in rooms.rglob("*.py") if "import Console" in file.read_text()] == ["terminal.py"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, encoding):
+    for arguments, status in ((["methods", "cnn-gp-sorf"], 0), (["evaluate", str(tmp_path / "Löwe→")], 1)):
+        done = subprocess.run(
+            [sys.executable, "-m", "calgp", *arguments],
+            capture_output=True,
+            env={
+                "PYTHONIOENCODING": encoding,
+                "PYTHONPATH": ":".join(sys.path),
+                "HOME": str(tmp_path),
+                "COLUMNS": "100",
+            },
+        )
+        assert done.returncode == status and b"Traceback" not in done.stderr, done.stderr
+        done.stdout.decode(encoding)
+
+
+def test_a_folder_whose_name_is_markup_can_be_trained_into(tmp_path):
+    """It ended in a MarkupError, after the training."""
+    command = [sys.executable, "-m", "calgp", "train", "--source", "digits", "--method", "cnn", "--steps", "1"]
+    environment = {"PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path), "COLUMNS": "200"}
+    for status, said in ((0, "Trained cnn into a[/b]."), (1, "Error: a[/b] already holds a run.")):
+        done = subprocess.run(
+            [*command, "--out", "a[/b]"], capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == status and said in done.stdout + done.stderr, done.stderr[-2000:]
