@@ -119,6 +119,7 @@ def test_evaluating_leaves_the_model_file_alone(trained, fabric):
     assert (trained.path / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_corruption_is_of_the_images_and_of_nothing_else(trained, tmp_path, fabric):
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     found = evaluate(folder, fabric, passes=4, corruption=Corruption("blur", 4))
@@ -132,6 +133,7 @@ def test_a_corruption_is_of_the_images_and_of_nothing_else(trained, tmp_path, fa
     assert [evaluation.source for evaluation in folder.evaluations()] == ["blurred", "digits", "letters"]
 
 
+@pytest.mark.slow
 def test_corrupted_images_of_a_calibrated_run_have_both_in_their_names(trained, tmp_path, fabric):
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     calibrate(folder, fabric, passes=2)

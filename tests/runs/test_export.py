@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+import textwrap
 import zlib
 from pathlib import Path
 
@@ -170,9 +171,8 @@ def test_torch_export_gives_the_same_without_calgp(name, tmp_path):
 
 
 def run_python(code, directory, *arguments):
-    lines = code.strip().splitlines()
     file = directory / "script.py"
-    file.write_text("\n".join(line.removeprefix("        ") for line in lines))
+    file.write_text(textwrap.dedent(code))
     done = subprocess.run([sys.executable, "-W", "ignore", file.name, *arguments], cwd=directory, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
@@ -212,6 +212,7 @@ def test_wrapped_networks_survive(name, tmp_path):
     assert found[-1].amax() > 1e-4
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_exported_as_a_mixture(tmp_path):
     task = Task(1, 8, 8, 3)
     model = Mixture([fitted("cnn", task, LENET), fitted("cnn-gp-sorf", task, RESNET, seed=1)])
@@ -221,6 +222,7 @@ def test_an_ensemble_is_exported_as_a_mixture(tmp_path):
         torch.testing.assert_close(theirs, ours, **CLOSE)
 
 
+@pytest.mark.slow
 def test_every_calibrator_can_be_traced_and_gives_what_it_gave():
     generator = torch.Generator().manual_seed(0)
     log_probs = (2 * torch.randn(300, 4, generator=generator)).log_softmax(-1)
@@ -282,6 +284,7 @@ def test_the_program_beside_the_file_needs_no_calgp(calibrated, fabric, tmp_path
         assert float(text) == pytest.approx(value.item(), abs=1e-4)  # four digits are printed
 
 
+@pytest.mark.slow
 def test_the_command_says_how_far_the_file_is_from_torch(calibrated, tmp_path):
     folder, file = calibrated[0], tmp_path / "run.pt2"
     arguments = ["export", str(folder.path), "--to", "torch-export", "--out", str(file), "-S", "2"]
@@ -292,6 +295,7 @@ def test_the_command_says_how_far_the_file_is_from_torch(calibrated, tmp_path):
     assert {each.name for each in tmp_path.iterdir()} == {"run.pt2", "run_predict.py"}
 
 
+@pytest.mark.slow
 def test_what_does_not_agree_is_not_kept(calibrated, tmp_path, monkeypatch):
     folder, _ = calibrated
     monkeypatch.setattr(module, "TOLERANCE", -1.0)
@@ -318,6 +322,7 @@ def test_what_has_no_prediction_of_its_own_is_refused(tmp_path):
         in_memory(model, task).export(tmp_path / "x.onnx")
 
 
+@pytest.mark.slow
 def test_what_onnx_cannot_say_is_refused_by_name(tmp_path):
     task = Task(1, 8, 8, 3)
     model = fitted("cgp", task, LENET, likelihood="robust-max")
