@@ -499,7 +499,7 @@ def test_calibrate_and_evaluate_both_ways_side_by_side(run_cli, copied):
     assert "--uncalibrated" in page and "calgp calibrate copy --calibrator temperature" in page
 
 
-def test_predict_is_calibrated_unless_told_otherwise(run_cli, copied):
+def test_predict_is_calibrated_unless_asked_otherwise(run_cli, copied):
     assert run_cli("calibrate", "copy", "--calibrator", "vector", "-S", "4", "--json")[0] == 0
     Image.fromarray(load("digits", "test").x[0, 0].numpy()).save("digit.png")
     calibrated, plain = (

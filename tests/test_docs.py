@@ -69,7 +69,7 @@ def rooms():
     return module
 
 
-def test_the_picture_of_the_rooms_is_that_of_the_import_contract(rooms):
+def test_the_drawing_of_the_rooms_is_that_of_the_import_contract(rooms):
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert rooms.drawn(page) == page, "run `python tools/rooms.py`"
     named = {room for layer in rooms.layers() for room in layer} - {"trackers", "errors"}

@@ -104,7 +104,7 @@ def test_a_prediction_does_not_depend_on_the_other_images(fitted):
     np.testing.assert_allclose(fitted.predict_proba(X[7:8]), fitted.predict_proba(X)[7:8], atol=1e-6)
 
 
-def test_the_same_pictures_in_every_arrangement(fitted):
+def test_the_same_images_in_every_arrangement(fitted):
     expected = estimator().fit(X, Y)
     flat = estimator(image_shape=(12, 12)).fit(X.reshape(60, -1), Y)
     assert flat.n_features_in_ == 144

@@ -104,7 +104,7 @@ def test_blur_spreads_a_line_by_the_deviation_of_the_table(severity):
         assert deviation == pytest.approx(101 * STRENGTHS["blur"][severity - 1], rel=0.05)  # tails are rounded away
 
 
-def test_blur_and_rotation_keep_a_picture_of_one_colour():
+def test_blur_and_rotation_keep_an_image_of_one_colour():
     for kind in ("blur", "rotation", "contrast"):
         assert torch.equal(corrupted(flat(), kind, 5, seed=0).x, flat().x), kind
 

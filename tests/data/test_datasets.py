@@ -45,13 +45,13 @@ def one(image, label=0):
         Stream(),
     ],
 )
-def test_the_same_pictures_come_out_of_every_kind_of_data_set(dataset):
+def test_the_same_images_come_out_of_every_kind_of_data_set(dataset):
     images = from_dataset(dataset)
     assert torch.equal(images.x, X) and torch.equal(images.y, Y)
     assert images.classes == ("0", "1", "2") and images.rows.tolist() == list(range(10))
 
 
-def test_grey_pictures_need_no_channel():
+def test_grey_images_need_no_channel():
     assert one(X[0, 0]).shape == (1, 1, 6, 5)
     assert one(X[0, 0].numpy()).shape == (1, 1, 6, 5)
     assert torch.equal(one(Image.fromarray(X[0, 0].numpy()))[0, 0], X[0, 0])

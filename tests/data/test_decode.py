@@ -80,7 +80,7 @@ def test_bombs_and_damage_are_refused_by_name(monkeypatch):
             read_image(io.BytesIO(content), name="it", size=None, colour=None)
 
 
-def test_damaged_pictures_raise_only_our_error():
+def test_damaged_images_raise_only_our_error():
     chance = np.random.default_rng(0)
     for form in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
         file = io.BytesIO()
@@ -118,6 +118,6 @@ def test_a_file_that_is_too_large_or_none_is_not_opened(tmp_path):
         assert read_header(tmp_path / name) is None
 
 
-def test_a_size_that_no_picture_has_is_refused():
+def test_a_size_that_no_image_has_is_refused():
     with pytest.raises(CalgpError, match="Invalid size=1000000000: must be the side"):
         read(Image.fromarray(GREY), size=10**9)

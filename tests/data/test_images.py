@@ -120,7 +120,7 @@ def test_split_is_a_function_of_its_seed():
     assert not torch.equal(data.split(0.2, seed=1)[1].rows, data.split(0.2, seed=2)[1].rows)
 
 
-def test_a_lone_picture_is_not_held_out():
+def test_a_lone_image_is_not_held_out():
     y = torch.tensor([0] * 10 + [1])
     for seed in range(5):
         assert not stratified(y, 2, 0.5, seed)[10]

@@ -75,7 +75,7 @@ def test_embedded_files_are_small():
     assert digits <= 1.85e6 and letters <= 0.3e6
 
 
-def test_embedded_pictures_are_these():
+def test_embedded_images_are_these():
     parts = (("digits", "train"), ("digits", "test"), ("digits-large", "test"), ("letters", "test"))
     sums = [load(*part).checksum()[:16] for part in parts]
     assert sums == ["0e24cbdce385008b", "5b7b5c9b951b3c89", "2de3162cb6245692", "de5913d3adee5e75"]
@@ -145,7 +145,7 @@ def test_a_missing_set_says_which_files_go_where(name, tmp_path):
     assert not SOURCES[name].is_available(tmp_path)
 
 
-def test_labels_that_do_not_fit_their_pictures_are_refused(tmp_path):
+def test_labels_that_do_not_fit_their_images_are_refused(tmp_path):
     mnist(tmp_path)
     for y in (np.arange(5), np.full(6, 10), np.zeros((6, 2))):
         (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(y.astype(np.uint8)))

@@ -142,7 +142,7 @@ def test_weights_start_as_a_mean_over_patches_and_can_be_fixed():
     assert InducingPatches((1, 6, 6), 3).weights.requires_grad
 
 
-def test_without_weights_a_picture_and_its_parts_elsewhere_are_the_same():
+def test_without_weights_an_image_and_its_parts_elsewhere_are_the_same():
     """A spot that moves within black surroundings has the same patches: f cannot tell, unless weights can."""
     x = torch.zeros(2, 1, 12, 12, dtype=torch.float64)
     x[0, 0, 4, 4] = x[1, 0, 6, 7] = 1.0

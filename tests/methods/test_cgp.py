@@ -89,7 +89,7 @@ def test_inducing_patches_start_at_distinct_patches_of_the_training_images(chann
     assert len(np.unique(points, axis=0)) == 20
 
 
-def test_black_pictures_with_a_spot_give_each_patch_once():
+def test_black_images_with_a_spot_give_each_patch_once():
     """Of the 5 · 56 patches 271 are black; the ten distinct ones are the inducing patches, the others stay as drawn."""
     x = torch.zeros(5, 1, 10, 9, dtype=torch.uint8)
     x[0, 0, 5, 5] = 255

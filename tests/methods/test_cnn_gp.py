@@ -103,7 +103,7 @@ def test_kl_of_a_small_model_by_enumerating_all_masks(ard):
     assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
-def test_frequencies_are_as_many_as_inputs_unless_told():
+def test_frequencies_are_as_many_as_inputs_unless_given():
     d = build(CnnGp()).features.out_features
     deep = build(CnnGp(depth=3, width=7, ratio=2)).gp.layers
     assert [(layer.in_features, layer.out_features, layer.n_rf) for layer in deep] == [

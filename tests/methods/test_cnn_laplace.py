@@ -117,7 +117,7 @@ def test_a_trained_run_is_finished_stored_and_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [2, 100])
-def test_two_and_a_hundred_classes_of_colour_pictures_in_float64(classes):
+def test_two_and_a_hundred_classes_of_colour_images_in_float64(classes):
     task = Task(3, 8, 8, classes)
     for covariance in ("shared", "per-class"):
         method = CnnLaplace(n_rf=12, covariance=covariance)

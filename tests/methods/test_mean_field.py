@@ -105,7 +105,7 @@ def test_one_pass_is_the_average_over_all_weights_where_only_they_are_random():
     torch.testing.assert_close(several.probs, one.probs, rtol=0, atol=1e-6)  # the same points in 16 parts
 
 
-def test_in_100_classes_of_colour_pictures_and_in_float64():
+def test_in_100_classes_of_colour_images_and_in_float64():
     model = build(MeanFieldGp(filters=True), DEEP, Task(3, 8, 8, 100)).double()
     result = predict(model, images(3, Task(3, 8, 8, 100)).double(), passes=3)
     assert result.log_probs.dtype == torch.float64 and result.log_probs.shape == (3, 100)

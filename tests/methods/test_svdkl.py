@@ -105,7 +105,7 @@ def test_processes_start_as_the_identity_with_the_priors_spread():
     np.testing.assert_allclose(variance.detach(), np.log(2), rtol=0.01)  # softplus(0)
 
 
-def test_parameters_are_read_anew_at_every_call_in_evaluation_too():
+def test_parameters_are_read_again_at_every_call_in_evaluation_too():
     made, x = processes().eval(), torch.zeros(1, 4, dtype=torch.float64)
     mean, kl = made(x)[0], made.kl()
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_start_spreads_the_training_features_over_the_grid(backbone):
 
 
 @pytest.mark.parametrize("classes", [2, 100])
-def test_two_and_a_hundred_classes_of_colour_pictures_in_float64(classes):
+def test_two_and_a_hundred_classes_of_colour_images_in_float64(classes):
     model = build(backbone=DEEP, task=Task(3, 8, 8, classes)).double()
     result = predict(model, random_images(3, Task(3, 8, 8, 2)).pixels().double(), passes=2)
     assert result.log_probs.shape == (3, classes) and result.log_probs.dtype == torch.float64

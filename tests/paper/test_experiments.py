@@ -285,7 +285,7 @@ def test_train_command_names_every_option():
         assert part in words
 
 
-def test_unknown_names_are_told_with_the_known():
+def test_unknown_names_are_reported_with_the_known():
     with pytest.raises(CalgpError, match="no experiment 'fig9'; there are fig1"):
         chosen("fig9")
     with pytest.raises(CalgpError, match="no scale 'huge'; there are smoke, laptop, tuned, desk, paper"):

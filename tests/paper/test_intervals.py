@@ -51,7 +51,7 @@ def test_the_variance_of_seeds_is_pooled():
 
 @pytest.mark.parametrize("freedom", [2, 4])
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0, 10.0])  # variance over test images, that of seeds being 1
-def test_equal_normal_numbers_are_told_apart_in_at_most_5_percent(freedom, share):
+def test_equal_normal_numbers_are_distinguished_in_at_most_5_percent(freedom, share):
     """100,000 differences; also in families of 40, where Welch and Satterthwaite's quantile fails by far."""
     chance = np.random.default_rng(0)
     value = chance.normal(size=100_000) * math.sqrt(1 + share)
@@ -124,14 +124,14 @@ def told_apart(settings: Sequence[tuple[int, float]], seed: int) -> dict[str, in
 
 
 @pytest.mark.slow
-def test_methods_that_are_the_same_up_to_a_seed_are_told_apart_in_at_most_5_percent_of_200():
+def test_methods_that_are_the_same_up_to_a_seed_are_distinguished_in_at_most_5_percent_of_200():
     apart = told_apart(50 * SETTINGS, seed=0)
     assert max(apart.values()) <= 10, apart
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "seed_effect"), SETTINGS)
-def test_in_every_setting_at_most_5_percent_are_told_apart(seeds, seed_effect):
+def test_in_every_setting_at_most_5_percent_are_distinguished(seeds, seed_effect):
     """Of 1,000; where seeds alone matter the test is exact, so that two standard errors of chance are allowed."""
     apart = told_apart(1000 * [(seeds, seed_effect)], seed=1)
     assert max(apart.values()) <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95), apart

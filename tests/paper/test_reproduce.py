@@ -114,7 +114,7 @@ def test_a_kill_between_evaluations_repeats_none(tmp_path, counted, monkeypatch)
     assert counted == {"steps": 4, "train": 1, "evaluate": 2}
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,), outside=None)
     run_missing([cell], where)
     folder = RunFolder(where.runs / jobs.key(RUN))
@@ -206,7 +206,7 @@ def test_kept_results_with_other_samples_do_not_count(tmp_path):
     assert (row.values, row.planned) == ({}, 1)
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
+def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
     failing = dataclasses.replace(RUN, learning_rate=9e11, optimiser="sgd", kl_weight=9e11, steps=8)
     cells = [CELL, dataclasses.replace(CELL, method="failing", runs=(failing,))]
     failures = run_missing(cells, kept_in(tmp_path))
@@ -217,7 +217,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
     assert bad.values == {}
 
 
-def test_absent_images_are_told_once(tmp_path, monkeypatch):
+def test_absent_images_are_reported_once(tmp_path, monkeypatch):
     cells = [
         dataclasses.replace(CELL, runs=tuple(dataclasses.replace(RUN, source="cifar10", seed=s) for s in range(3)))
     ]
@@ -340,7 +340,7 @@ def test_list_names_every_experiment():
         (("fig1", "--jobs", "0"), "jobs=0"),
     ],
 )
-def test_mistakes_are_told(arguments, says):
+def test_mistakes_are_reported(arguments, says):
     with pytest.raises(CalgpError, match=says):
         invoked(*arguments)
 

@@ -223,7 +223,7 @@ def test_a_class_that_the_hold_out_lacks_keeps_its_probability_and_is_named(name
     assert found.apply(certain).argmax() == 2
 
 
-def test_log_odds_of_the_most_certain_are_told_apart():
+def test_log_odds_of_the_most_certain_are_distinguished():
     """1 − p = 10⁻²⁰ and 10⁻³⁰ are both p = 1 in floating point."""
     log_probs = torch.tensor([[0.0, math.log(1e-20)], [0.0, math.log(1e-30)]], dtype=torch.float64)
     first, second = Platt((1.0, 1.0), (0.0, 0.0), ()).apply(log_probs)[:, 1]
@@ -235,7 +235,7 @@ def test_log_odds_of_the_most_certain_are_told_apart():
 
 @every_calibrator
 @pytest.mark.parametrize("classes", [2, 100])
-def test_probabilities_sum_to_one_and_the_hold_out_is_told_better(name, classes):
+def test_probabilities_sum_to_one_and_the_hold_out_is_predicted_better(name, classes):
     log_probs, y = predictions(n=1000, classes=classes, dtype=torch.float32)
     calibrated = CALIBRATORS[name].fit(log_probs, y).apply(log_probs)
     assert calibrated.dtype == torch.float32 and calibrated.isfinite().all()

@@ -365,7 +365,7 @@ def test_by_class_every_class_has_its_promise():
             assert shares[2] < 0.8  # promised on average only
 
 
-def test_the_draw_of_a_picture_is_its_own_wherever_it_stands():
+def test_the_draw_of_an_image_is_its_own_wherever_it_stands():
     x = load("digits", "test").x
     u = keyed_uniform(x)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))

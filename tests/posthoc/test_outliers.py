@@ -206,7 +206,7 @@ def test_features_that_cannot_be_are_refused(name):
         find(name).fit(x, y).score(None)
 
 
-def test_names_and_predictives_that_are_missing_are_told():
+def test_names_and_predictives_that_are_missing_are_reported():
     with pytest.raises(CalgpError, match="did you mean 'density'"):
         find("densty")
     with pytest.raises(CalgpError, match="'entropy' reads a predictive"):

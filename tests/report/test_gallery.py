@@ -20,7 +20,7 @@ def test_png_is_what_pillow_reads(channels: int) -> None:
 
 
 @pytest.mark.parametrize(("height", "width", "shown"), [(28, 28, (28, 28)), (200, 100, (33, 66)), (2, 500, (83, 1))])
-def test_large_pictures_are_shrunk(height: int, width: int, shown: tuple[int, int]) -> None:
+def test_large_images_are_shrunk(height: int, width: int, shown: tuple[int, int]) -> None:
     x = torch.full((1, height, width), 77, dtype=torch.uint8)
     _, data = gallery.data_uri(x).split(",")
     image = Image.open(io.BytesIO(base64.b64decode(data)))
@@ -56,7 +56,7 @@ def test_galleries_are_in_order() -> None:
     assert all(image.wrong for image in wrong.thumbnails)
 
 
-def test_a_picture_tells_truth_and_prediction() -> None:
+def test_an_image_tells_truth_and_prediction() -> None:
     images, columns = made()
     image = gallery.galleries(images, columns, images.classes)[0].thumbnails[0]
     row = int(image.name.removeprefix("row "))

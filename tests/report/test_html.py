@@ -90,7 +90,7 @@ def test_a_page_is_the_same_every_time(runs, tmp_path: Path) -> None:
     assert len(first) < 1_000_000
 
 
-def test_one_run_is_told_in_full(single: Page, runs) -> None:
+def test_one_run_is_reported_in_full(single: Page, runs) -> None:
     card = runs[0].card()
     for word in ("cnn-gp-sorf", "On digits", "Outside: letters", "Most uncertain", "Confidently wrong", "Training"):
         assert word in single.text
@@ -125,7 +125,7 @@ def test_several_runs_are_compared_first(double: Page, runs) -> None:
     assert f"★ best{best:.4f}" in double.text
 
 
-def test_runs_of_one_method_are_told_apart(copied: RunFolder, runs, tmp_path: Path) -> None:
+def test_runs_of_one_method_are_distinguished(copied: RunFolder, runs, tmp_path: Path) -> None:
     page = reported([runs[0], copied], tmp_path / "report.html")
     assert re.search(r"cnn-gp-sorf\b.* \(run\)", page.text)
 
@@ -152,7 +152,7 @@ def test_names_are_escaped(copied: RunFolder, tmp_path: Path) -> None:
     assert evil in page.text and "<b>bold" in page.text
 
 
-def test_a_source_that_is_not_there_leaves_a_note_in_place_of_pictures(copied: RunFolder, tmp_path: Path) -> None:
+def test_a_source_that_is_not_there_leaves_a_note_in_place_of_images(copied: RunFolder, tmp_path: Path) -> None:
     source = f"folder:{tmp_path}/<none>"
     path = copied.path / "scores-letters.json"
     evaluation = json.loads(path.read_text()) | {"source": source}
@@ -170,7 +170,7 @@ def test_other_images_than_those_evaluated_are_not_shown(copied: RunFolder, tmp_
     assert "checksum differs" in page.text and "Confidently wrong" not in page.text
 
 
-def test_without_predictions_the_scores_are_still_told(copied: RunFolder, tmp_path: Path) -> None:
+def test_without_predictions_the_scores_are_still_reported(copied: RunFolder, tmp_path: Path) -> None:
     for path in copied.path.glob("predictions-*"):
         path.unlink()
     page = reported([copied], tmp_path / "report.html")
@@ -215,7 +215,7 @@ def calibrated(runs, tmp_path_factory) -> RunFolder:
     return folder
 
 
-def test_a_calibrated_run_is_told_beside_itself(calibrated: RunFolder, tmp_path: Path) -> None:
+def test_a_calibrated_run_is_reported_beside_itself(calibrated: RunFolder, tmp_path: Path) -> None:
     page = reported([calibrated], tmp_path / "report.html")
     assert "2 results" in page.text and "cnn-gp-sorf + temperature" in page.text
     temperature = calibrated.calibration().parameters["temperature"]
@@ -229,7 +229,7 @@ def test_a_calibrated_run_is_told_beside_itself(calibrated: RunFolder, tmp_path:
     assert len(ids) == len(set(ids))
 
 
-def test_an_ensemble_is_told_with_its_members(runs, tmp_path: Path) -> None:
+def test_an_ensemble_is_reported_with_its_members(runs, tmp_path: Path) -> None:
     ensemble(runs, folder := RunFolder(tmp_path / "both"))
     evaluate(folder, passes=2)
     page = reported([folder], tmp_path / "report.html")
@@ -247,7 +247,7 @@ def decided(runs, tmp_path_factory) -> RunFolder:
     return folder
 
 
-def test_decisions_are_told_with_figures_and_numbers(decided: RunFolder, tmp_path: Path) -> None:
+def test_decisions_are_reported_with_figures_and_numbers(decided: RunFolder, tmp_path: Path) -> None:
     page = reported([decided], tmp_path / "report.html")
     found = decided.evaluation("digits").decisions
     text = " ".join(page.text.split())  # with plain spaces
@@ -282,7 +282,7 @@ def test_a_target_out_of_reach_and_other_samples_are_noted(decided: RunFolder, t
     assert "fitted with 4 passes, these predictions have 2" in text and "Empty sets stay empty." in text
 
 
-def test_evaluations_of_an_older_version_are_told_without_decisions(copied: RunFolder, tmp_path: Path) -> None:
+def test_evaluations_of_an_older_version_are_reported_without_decisions(copied: RunFolder, tmp_path: Path) -> None:
     for path in copied.path.glob("scores-*.json"):
         old = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("decisions", "selective")}
         path.write_text(json.dumps(old))

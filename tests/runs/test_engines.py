@@ -60,6 +60,6 @@ def test_engines_by_name():
         ({"name": "ray", "gpus": -1.0}, "gpus=-1"),
     ],
 )
-def test_mistakes_are_told(options, says):
+def test_mistakes_are_reported(options, says):
     with pytest.raises(CalgpError, match=says):
         find_engine(**options)

@@ -78,7 +78,7 @@ def test_images_of_another_form_are_refused_or_converted(trained, tmp_path):
     )  # the whole folder: none is trained on
 
 
-def test_picture_files_get_the_predictions_of_the_same_pixels(trained, tmp_path, fabric):
+def test_image_files_get_the_predictions_of_the_same_pixels(trained, tmp_path, fabric):
     images = load("digits", "test")
     for number in range(3):
         Image.fromarray(images.x[number, 0].numpy()).save(tmp_path / f"{number}.png")
@@ -90,13 +90,13 @@ def test_picture_files_get_the_predictions_of_the_same_pixels(trained, tmp_path,
 
 
 @pytest.mark.parametrize("value", [0, 255])
-def test_constant_pictures_get_finite_probabilities(trained, tmp_path, fabric, value):
+def test_constant_images_get_finite_probabilities(trained, tmp_path, fabric, value):
     Image.fromarray(np.full((28, 28), value, np.uint8)).save(tmp_path / "flat.png")
     predicted = predict_files(trained, [tmp_path / "flat.png"], fabric, passes=4)
     assert predicted.predictive.log_probs.isfinite().all() and predicted.entropy.isfinite().all()
 
 
-def test_missing_empty_and_broken_pictures_are_named(trained, tmp_path, fabric):
+def test_missing_empty_and_broken_images_are_named(trained, tmp_path, fabric):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "empty").mkdir()
     for path, says in (("missing.png", "does not exist"), ("empty", "has no images"), ("broken.png", "broken.png")):

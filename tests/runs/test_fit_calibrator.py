@@ -92,7 +92,7 @@ def test_entropy_is_calibrated_and_mutual_information_is_the_samples_own(calibra
     assert scaled["spread"].equal(plain["spread"])
 
 
-def test_outside_images_are_told_from_inside_ones_calibrated_alike(calibrated):
+def test_outside_images_are_compared_with_inside_ones_calibrated_alike(calibrated):
     inside, outside = (predictions(calibrated, name, "temperature")["entropy"] for name in ("digits", "letters"))
     found = next(each for each in calibrated.evaluations() if each.outside and each.calibrator == "temperature")
     assert found.ood["entropy"].auroc.value == pytest.approx(metrics.ood(inside, outside).auroc)
@@ -124,7 +124,7 @@ def test_a_comparison_has_a_row_for_each(calibrated):
     assert rows["cnn-gp-sorf"].auroc["letters"] != rows["cnn-gp-sorf + temperature"].auroc["letters"]
 
 
-def test_a_run_without_a_hold_out_is_refused_and_told_how_to_get_one(tmp_path, fabric):
+def test_a_run_without_a_hold_out_is_refused_with_a_way_to_get_one(tmp_path, fabric):
     train_run(small(steps=1), folder := RunFolder(tmp_path / "run"), fabric)
     with pytest.raises(CalgpError, match=r"--holdout 0\.1"):
         calibrate(folder, fabric)

@@ -196,7 +196,7 @@ def test_normalisation_is_stored_with_the_model_and_applied_to_files(tmp_path, f
     assert torch.allclose(predicted.probs, expected, atol=1e-6)  # float32
 
 
-def test_pictures_that_are_not_square_are_learned_and_predicted(tmp_path, fabric):
+def test_images_that_are_not_square_are_learned_and_predicted(tmp_path, fabric):
     from PIL import Image
 
     digits = load("digits", "train").balanced(40, 0)

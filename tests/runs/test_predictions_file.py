@@ -107,7 +107,7 @@ def test_pairs_tell_which_is_better():
         compare_predictions(good, Predictions("other", good.log_probs, (labels + 1) % 3))
 
 
-def test_a_probability_of_zero_is_counted_and_told(tmp_path):
+def test_a_probability_of_zero_is_counted_and_reported(tmp_path):
     np.savez(tmp_path / "sure.npz", probs=np.array([[1.0, 0.0], [1.0, 0.0]]), y=np.array([0, 1]))
     found = judge(read_predictions(tmp_path / "sure.npz"))
     assert found.own.scores.mnll == pytest.approx(-math.log(1e-12) / 2, rel=1e-6)

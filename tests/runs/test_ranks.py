@@ -49,7 +49,7 @@ def differences(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["learning_rate", "method.n_rf", "accumulate", "source", "versions"])
-def test_ranks_that_were_started_otherwise_are_told_in_what(differences, name):
+def test_ranks_that_were_started_otherwise_are_refused_with_the_difference(differences, name):
     what = {"versions": "torch"}.get(name, name)
     for found in differences:
         assert found[name].startswith(f"Rank 1 differs from rank 0 in {what}: "), found[name]

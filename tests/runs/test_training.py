@@ -311,7 +311,7 @@ def test_sparse_processes_train_in_every_precision_and_are_read_back(tmp_path, m
     assert same(read, model.state_dict())  # whatever it was trained in, it predicts as it will when it is loaded
 
 
-def test_an_interrupted_sparse_process_resumes_without_starting_anew(tmp_path, fabric):
+def test_an_interrupted_sparse_process_resumes_without_starting_again(tmp_path, fabric):
     run = small(method={"name": "gpdnn", "inducing": 20}, steps=6)
     whole = train_run(run, RunFolder(tmp_path / "whole"), fabric).model
     folder = RunFolder(tmp_path / "parts")

@@ -61,7 +61,7 @@ def test_probabilities_are_no_worse_than_with_a_temperature_and_far_better_than_
     assert found.scores.ece < 0.03 < found.before.ece
 
 
-def test_outliers_are_told_from_the_features(upgraded):
+def test_outliers_are_found_from_the_features(upgraded):
     found = upgraded.evaluate(blobs(1000, 2), outside=outside(500)).ood
     assert found["density"].auroc > 0.99
     assert found["density"].auroc > found["network-confidence"].auroc

@@ -293,7 +293,7 @@ def test_a_file_size_limit_stops_a_training_and_leaves_its_checkpoint(tmp_path, 
     assert not list(folder.path.glob(f".*{PART}"))
 
 
-def test_a_full_device_is_told_in_one_sentence(tmp_path):
+def test_a_full_device_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(CalgpError, match="No space left"), wrap_os_errors(tmp_path), open("/dev/full", "wb") as file:
         file.write(bytes(10**6))
 

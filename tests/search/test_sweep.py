@@ -125,7 +125,7 @@ def test_a_file_says_the_same_as_flags():
         (lambda: Part.parse("3"), "INDEX/COUNT"),
     ],
 )
-def test_mistakes_are_told(make, says):
+def test_mistakes_are_reported(make, says):
     with pytest.raises(CalgpError, match=says):
         make()
 

@@ -194,7 +194,7 @@ def test_a_default_outside_its_space_joins_it():
         (lambda: planned_choices(), "fewer settings than pilots"),
     ],
 )
-def test_mistakes_are_told(make, says):
+def test_mistakes_are_reported(make, says):
     with pytest.raises(CalgpError, match=says):
         make()
 
@@ -267,7 +267,7 @@ def test_a_search_is_equal_in_budget_and_its_winner_has_the_lowest_mnll_of_the_l
     assert (same.steps, same.options) == (default.steps, log.winner.options)
 
 
-def test_first_pilots_that_learned_nothing_are_told(tuned):
+def test_first_pilots_that_learned_nothing_are_reported(tuned):
     log, _ = tuned
     assert log.classes == 10
     for mnll, too_short in ((math.log(10), True), (0.91 * math.log(10), True), (0.89 * math.log(10), False)):
@@ -336,7 +336,7 @@ def test_a_method_none_of_whose_pilots_has_a_score_is_an_error(tmp_path):
         tune(base, Budget(2, 24, samples=2), Paths(tmp_path))
 
 
-def test_what_every_pilot_would_meet_is_told_at_once(tmp_path):
+def test_what_every_pilot_would_meet_is_reported_at_once(tmp_path):
     with pytest.raises(CalgpError, match="105"):
         tune(replace(tiny("cnn"), train_size=105), BUDGET, Paths(tmp_path))
 
@@ -421,7 +421,7 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
         (["digits", "--set", "method=cnn"], "must be named by --methods"),
     ],
 )
-def test_bad_input_is_told(flags, says, tmp_path):
+def test_bad_input_is_reported(flags, says, tmp_path):
     result = CliRunner().invoke(cli.app, ["tune", *flags, "--out", str(tmp_path / "x")])
     assert isinstance(result.exception, CalgpError) and says in str(result.exception)
 
