@@ -102,10 +102,10 @@ def sources(
     Example: calgp sources --download mnist
     """
     from calgp import data as image_data
-    from calgp.cli import tables
+    from calgp.cli import bars
 
     if download is not None:
-        with tables.bar(f"Downloading {download}") as advance:
+        with bars.bar(f"Downloading {download}") as advance:
             done = 0
 
             def progress(now: int, total: int) -> None:
@@ -140,10 +140,10 @@ def shard(
 
     Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
     """
-    from calgp.cli import tables
+    from calgp.cli import bars
     from calgp.data.shards import write_shards
 
-    with tables.bar(f"Writing {target}") as advance:
+    with bars.bar(f"Writing {target}") as advance:
         written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
     counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
     out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)

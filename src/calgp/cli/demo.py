@@ -56,7 +56,7 @@ def demo(
     import shutil
 
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars
     from calgp.report import write_report
 
     fabric = open_fabric("cpu", "32-true", threads)
@@ -65,11 +65,11 @@ def demo(
     for (method, name), target in zip(NAMES.items(), folders, strict=True):
         if (target.path / "run.json").is_file():  # an earlier demo's
             shutil.rmtree(target.path)
-        with tables.training_bar(f"Training {name} on 5,000 digits") as watch:
+        with bars.training_bar(f"Training {name} on 5,000 digits") as watch:
             classifier = runs.train_run(demo_run(method, seed=seed), target, fabric, watch=watch)
-        with tables.bar("Predicting 8,000 test digits") as advance:
+        with bars.bar("Predicting 8,000 test digits") as advance:
             classifier.evaluate(passes=1, watch=advance)
-        with tables.bar("Predicting 1,000 letters") as advance:
+        with bars.bar("Predicting 1,000 letters") as advance:
             classifier.evaluate("letters", passes=1, watch=advance)
         results.append(Result.of(name, target))
     first, second = results

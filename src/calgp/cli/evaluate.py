@@ -72,7 +72,7 @@ def evaluate(
     import contextlib
 
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars, tables
     from calgp.data import Corruption
     from calgp.runs.folder import evaluation_data
 
@@ -85,7 +85,7 @@ def evaluate(
     found = []
     for corruption in corruptions:
         under = "" if corruption is None else f" under {corruption.label}"
-        with tables.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
+        with bars.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
             found.append(classifier.evaluate(
                 source, directory=data, passes=passes, engine=engine, seed=seed, convert=convert,
                 corruption=corruption, watch=advance or (lambda done, total: None),
@@ -294,12 +294,12 @@ def verify(
     import dataclasses
 
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars, tables
 
     folder = open_folder(run)
     places = [*(found.environment for found in folder.evaluations()), folder.card().environment]
     fabric = open_fabric(device, "32-true", threads or next((each.threads for each in places if each.threads), None))
-    with tables.steps_shown() as watch:
+    with bars.steps_shown() as watch:
         checks = runs.Classifier.load(folder, fabric=fabric).verify(directory=data, watch=watch)
     if as_json:
         print(json.dumps([dataclasses.asdict(check) for check in checks]))

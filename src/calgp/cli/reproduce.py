@@ -55,12 +55,12 @@ def reproduce(
     import shlex
 
     from calgp import paper
-    from calgp.cli import tables
+    from calgp.cli import bars, job_tables
     from calgp.runs.engines import find_engine
     from calgp.runs.jobs import Paths
 
     if listed or name is None:
-        return out.print(tables.experiment_table(paper.EXPERIMENTS.values()))
+        return out.print(job_tables.experiment_table(paper.EXPERIMENTS.values()))
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     chosen = paper.chosen(name)
     size = paper.find_scale(scale)
@@ -73,9 +73,9 @@ def reproduce(
             raise CalgpError(f"Invalid --scale {scale}: it has tuned options, and --faithful the authors'.")
         names = [each.name for each in chosen]
         plan = paper.make_plan(names, size, where.small)
-        out.print(tables.queue_cost(*plan.cost(where), paper.stale(plan, kept), jobs or 1))
+        out.print(job_tables.queue_cost(*plan.cost(where), paper.stale(plan, kept), jobs or 1))
         if not pages:
-            with tables.overall_bar() as watch:
+            with bars.overall_bar() as watch:
                 failures = paper.run_queue(names, scale, where, workers=jobs or 1, engine=workers, watch=watch)
         size = paper.make_plan(names, size, where.small).scale
     cells = {each.name: each.planned(size, authors=faithful) for each in chosen}
@@ -83,16 +83,16 @@ def reproduce(
     if not size.tuning:
         everything = [cell for planned in cells.values() for cell in planned]
         if scale != "smoke":
-            out.print(tables.cost(paper.missing(everything, where), jobs or 1))
+            out.print(job_tables.cost(paper.missing(everything, where), jobs or 1))
         if not pages:
             open_fabric("auto", "32-true", threads)
-            with tables.overall_bar() as watch:
+            with bars.overall_bar() as watch:
                 failures = paper.run_missing(everything, where, engine=workers, watch=watch)
     rows = {each.name: paper.rows_of(cells[each.name], where) for each in chosen}
     drawn = [row for each in chosen if each.frontier for row in rows[each.name]]
     costs = paper.known_costs(drawn, where)
     if costs is None and not pages:
-        with tables.bar("what a prediction costs") as watch:
+        with bars.bar("what a prediction costs") as watch:
             costs = paper.measured_costs(drawn, where, watch)
     command = ["calgp", "reproduce", "", "--scale", scale, *["--faithful"] * faithful]
     for each in chosen:
@@ -102,7 +102,7 @@ def reproduce(
             each, size, cells[each.name], found, folder / (scale + "-faithful" * faithful) / each.name,
             command=command, authors=faithful, failures=failures,
         )  # fmt: skip
-        out.print(tables.verdict_table(each, each.judged(found)))
+        out.print(job_tables.verdict_table(each, each.judged(found)))
         out.print(f"{each.name}: {page}", soft_wrap=True)
     if failures:
         again = shlex.join([*command[:2], name, *command[3:]])

@@ -76,7 +76,7 @@ def sweep(
     """
     import shlex
 
-    from calgp.cli import tables
+    from calgp.cli import bars, job_tables
     from calgp.runs.engines import find_engine
     from calgp.runs.jobs import Paths
     from calgp.search import sweep as sweeping
@@ -90,9 +90,9 @@ def sweep(
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     todo = sweeping.missing_jobs(wanted, Paths(folder / "runs", data=data), chosen)
     if dry:
-        return out.print(tables.planned_table(wanted, todo), tables.cost(todo, jobs or 1))
+        return out.print(job_tables.planned_table(wanted, todo), job_tables.cost(todo, jobs or 1))
     open_fabric("auto", "32-true", threads)
-    with tables.overall_bar() as watch:
+    with bars.overall_bar() as watch:
         failures = sweeping.run_sweep(wanted, folder, data=data, part=chosen, engine=workers, watch=watch)
     if chosen is None or not sweeping.missing_jobs(wanted, Paths(folder / "runs")):  # the last part writes them
         found = sweeping.found_by(wanted, folder)
@@ -101,7 +101,7 @@ def sweep(
         if as_json:
             print(json.dumps(written))
         else:
-            out.print(tables.sweep_table(found))
+            out.print(job_tables.sweep_table(found))
             out.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
             out.print(f"Best on the hold-out: {written['best']}" if written["best"] else "", soft_wrap=True)
     if failures:

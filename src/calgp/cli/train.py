@@ -68,7 +68,7 @@ def train(
     if resume is not None and not resume.exists():
         raise path_error("run folder", resume)
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars
     from calgp.trackers import tensorboard_watch
 
     card = runs.RunFolder(resume).card() if resume else None
@@ -96,7 +96,7 @@ def train(
     with contextlib.ExitStack() as stack:
         watches = []
         if is_rank_zero():
-            watches.append(stack.enter_context(tables.training_bar(_title(run, len(images.train)))))
+            watches.append(stack.enter_context(bars.training_bar(_title(run, len(images.train)))))
         if is_rank_zero() and tensorboard is not None:
             watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=goes_on)))
 

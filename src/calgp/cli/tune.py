@@ -62,7 +62,7 @@ def tune(
 
     Example: calgp tune mnist --methods cnn-gp-sorf,cnn-mcd --train-size 10000 --schedule one-cycle --jobs 2
     """
-    from calgp.cli import tables
+    from calgp.cli import bars, tables
     from calgp.runs.engines import find_engine
     from calgp.runs.folder import slug
     from calgp.search.tune import Budget, read_log
@@ -78,7 +78,7 @@ def tune(
     place = folder / slug(f"{source} {first.backbone_label}")
     tasks = tasks_of(bases, budget, place, folder / "runs", data)
     open_fabric("auto", "32-true", threads)
-    with tables.overall_bar() as watch:
+    with bars.overall_bar() as watch:
         failures = tune_methods(tasks, budget, engine=workers, watch=watch)
     rows = rows_of_logs({task.name: read_log(task.log) for task in tasks if task.name not in failures})
     plain = [asdict(row) for row in rows]

@@ -16,6 +16,7 @@ class Method(ABC):
     """Options, and how to make a model of them. Subclasses are frozen dataclasses."""
 
     summary: ClassVar[str]
+    uses_network: ClassVar[bool] = True  # whether the backbone is part of the model
     default_reason: ClassVar[str] = ""  # why a run that names no method has this one
     calibrator: str | None = None  # a name in calgp.posthoc.calibration: fitted on the hold-out at the end of training
     learning_rate: ClassVar[float] = 3e-3  # of a run that names none; for Adam and one cycle

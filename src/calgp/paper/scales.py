@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from calgp.errors import CalgpError
-from calgp.methods import METHODS, Cgp, CnnGp, Method
+from calgp.methods import METHODS, CnnGp, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
 from calgp.runs import Run
 from calgp.runs.duration import IMAGES
@@ -88,7 +88,7 @@ class Scale:
         described, rate = self.methods[method]
         described = _changed(described, **setting.options.get(method, {}))
         # patches need no network: one run serves the panels of all networks
-        backbone = BACKBONES["lenet"] if isinstance(described, Cgp) else setting.backbone
+        backbone = setting.backbone if described.uses_network else BACKBONES["lenet"]
         return Run(
             adapted(described, backbone), backbone, source=setting.source, train_size=train_size,
             holdout=0.1 if described.calibrator else 0.0, augment=(), crop=4, calibration=False,
@@ -107,7 +107,7 @@ class Scale:
 
 def network_of(run: Run) -> str:
     """The network's name; CGP is a Gaussian process on patches and has none."""
-    if isinstance(run.method, Cgp):
+    if not run.method.uses_network:
         return "none"
     label = run.backbone_label
     if isinstance(run.backbone, ResNet) and " n=" not in label:  # the default depth, too, is named
@@ -128,7 +128,7 @@ def _like_paper(run: Run, setting: Setting) -> bool:
     own = run.backbone
     if isinstance(own, ResNet):  # `--faithful` changes how it predicts, not the network
         own = replace(own, batch_moments=False)
-    same_network = isinstance(run.method, Cgp) or own == setting.backbone
+    same_network = own == setting.backbone or not run.method.uses_network
     return run.source == setting.source and run.train_size is None and same_network
 
 

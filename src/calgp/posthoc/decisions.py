@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from scipy.special import bdtr, betaincinv
 from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 
 LEVELS = 20  # counts of answered images that a guaranteed threshold is chosen from
-HALVINGS = 60  # of a bracket: beyond the precision of a float64
 STRICT = {"extra": "forbid"}  # a file that says more than this version knows describes another decision
 
 # --- uncertainty -----------------------------------------------------------------------------------------------------
@@ -172,9 +172,8 @@ def _guaranteed(ranked: Tensor, errors: list[int], error: float, delta: float) -
     for count, share in zip(counts, shares, strict=True):
         carried += share
         threshold = _cut(ranked, count)
-        answered = (
-            count if threshold is None else int((ranked < threshold).sum())
-        )  # fewer where uncertainties are equal
+        # fewer where uncertainties are equal
+        answered = count if threshold is None else int((ranked < threshold).sum())
         if answered and binomial_cdf(errors[answered - 1], answered, error) <= carried:
             best = (threshold, answered)
         else:
@@ -210,13 +209,7 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
     >>> round(binomial_cdf(1, 3, 0.5), 6)
     0.5
     """
-    if k >= n or p <= 0:
-        return 1.0
-    if p >= 1:
-        return 0.0
-    i = torch.arange(k + 1, dtype=torch.float64)
-    ways = math.lgamma(n + 1) - torch.lgamma(i + 1) - torch.lgamma(n - i + 1)
-    return min(1.0, (ways + i * math.log(p) + (n - i) * math.log1p(-p)).logsumexp(0).exp().item())
+    return float(bdtr(min(k, n), n, p))
 
 
 def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -226,18 +219,9 @@ def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, fl
     [0.0, 0.3085]
     """
     tail = (1 - _share("confidence", confidence)) / 2
-    low = 0.0 if k <= 0 else _falling(lambda p: binomial_cdf(k - 1, n, p), 1 - tail)
-    high = 1.0 if k >= n else _falling(lambda p: binomial_cdf(k, n, p), tail)
+    low = 0.0 if k <= 0 else float(betaincinv(k, n - k + 1, tail))
+    high = 1.0 if k >= n else float(betaincinv(k + 1, n - k, 1 - tail))
     return low, high
-
-
-def _falling(function: Callable[[float], float], value: float) -> float:
-    """Where a function that falls over [0, 1] has a value."""
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) > value else (low, middle)
-    return (low + high) / 2
 
 
 # --- conformal prediction sets -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """About how long a run takes: good for sums and bars, not for promises."""
 
 from calgp.data.sources import open_source
-from calgp.methods import Cgp, CnnGp, CnnMcd
+from calgp.methods import CnnGp, CnnMcd
 from calgp.nets import LeNet, ResNet
 from calgp.run import Run
 
@@ -32,7 +32,7 @@ def _milliseconds(run: Run) -> float:
     Measured on one core with training steps of 100 images: 0.3 ms for LeNet, 0.6 for LeNet-CIFAR, 0.4 for ResNet(1).
     """
     method, backbone, channels = run.method, run.backbone, open_source(run.source).channels or 3
-    if isinstance(method, Cgp):
+    if not method.uses_network:
         return 1.2 if channels == 1 else 1.8
     if isinstance(backbone, LeNet):
         widths, sides = (channels, *backbone.channels), [32 / 2**place for place in range(len(backbone.channels))]

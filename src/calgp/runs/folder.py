@@ -33,6 +33,7 @@ from calgp.runs.reading import (
 )
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import (
+    INSIDE,
     Calibration,
     Checkpoint,
     Evaluation,
@@ -364,7 +365,7 @@ def evaluation_data(found: Evaluation) -> dict[str, Any]:
     """What scores-*.json holds: of images of other classes no scores, of the run's own nothing that compares them."""
     data = to_json(found)
     data["environment"] = _without_none(data["environment"])
-    others = ("scores", "intervals", "ece_variants", "reliability", "selective") if found.outside else ("ood", "inside")
+    others = (*INSIDE, "confusion", "selective") if found.outside else ("ood", "inside")
     return {key: value for key, value in data.items() if key not in others}
 
 
