@@ -23,7 +23,7 @@ from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_m
 from calgp.options import option
 from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.outliers import Density, Neighbours, OutlierScore, find, from_state
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 FORMAT = "calgp-gp-classifier-1"
 SEARCHED = 1000  # training rows on which kernels are compared
@@ -187,7 +187,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         for name, score in self.scores_.items():
             tensors |= {f"{name}.{key}": value for key, value in score.tensors().items()}
         tensors = {key: value.clone().contiguous() for key, value in tensors.items()}
-        with reporting(path.parent):
+        with wrap_os_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, save(tensors, {"calgp": json.dumps(described)}))
         return path

@@ -53,9 +53,9 @@ def judge(
     paired = files.compare_predictions(read[0], read[1], seed=seed) if len(read) > 1 else None
     if html is not None:
         from calgp.report.judge import judge_page
-        from calgp.runs.writing import reporting, write_whole
+        from calgp.runs.writing import wrap_os_errors, write_whole
 
-        with reporting(html.parent):
+        with wrap_os_errors(html.parent):
             html.parent.mkdir(parents=True, exist_ok=True)
             write_whole(html, judge_page(found, paired, notes).encode("utf-8", "replace"))
         err.print(f"Wrote {html}.", markup=False, soft_wrap=True)
