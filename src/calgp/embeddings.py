@@ -244,7 +244,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
 
     def _restore(self, described: dict[str, Any], tensors: dict[str, Tensor]) -> "GPClassifier":
         def choice(data: dict[str, Any]) -> Choice:
-            return Choice(**(data | {"kernel": VectorKernel(**data["kernel"])}))
+            return replace(Choice(**data), kernel=VectorKernel(**data["kernel"]))
 
         self.choice_, self.tried_ = choice(described["choice"]), tuple(map(choice, described["tried"]))
         self.classes_ = np.array(described["classes"], dtype=np.dtype(described["classes_type"]))
