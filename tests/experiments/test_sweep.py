@@ -141,7 +141,8 @@ def invoked(*arguments: str):
 
 
 FLAGS = ["--train-size", "100", "--steps", "4", "--batch-size", "20", "-S", "2", "--set", "size=14",
-         "--backbone", "lenet", "--set", "backbone.channels=[2,4]", "--set", "backbone.hidden=[8]", "--grid", "lr=1e-3,1e-2"]  # fmt: skip
+         "--backbone", "lenet", "--set", "backbone.channels=[2,4]", "--set", "backbone.hidden=[8]",
+         "--grid", "lr=1e-3,1e-2"]  # fmt: skip
 
 
 def test_command_line_end_to_end(tmp_path, monkeypatch):
