@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import Self
 
 from calgp.errors import CalgpError, name_error
 from calgp.posthoc.decisions import conformal_quantile
