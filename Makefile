@@ -75,6 +75,18 @@ test: $(CHECKS)  ## run the tests (README's test command)
 quick: $(CHECKS)  ## the tests that are not marked slow: every room in three minutes on two cores
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests
 
+test-all: test  ## the tests, then a short form of every attack: about a quarter of an hour more
+	@PYTHONPATH=.:tests $(BIN)/python tests/attacks.py --seconds 60
+	@$(BIN)/python tests/kills.py --kills 20 --operations 4 --command-lines 1
+	@$(BIN)/python tests/ranks.py kill --kills 3
+	@PYTHONPATH=tests $(BIN)/python -m fuzz --files 5000
+
+oldest:  ## the lower bounds of pyproject.toml in a virtual environment of their own, and the quick tests in it
+	@test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	@$(PYTHON) tools/oldest.py > .venv-oldest/oldest.txt
+	@.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check -c .venv-oldest/oldest.txt -e ".[svdkl,serve]" pytest hypothesis beartype
+	@.venv-oldest/bin/python -m pytest -q -m "not slow and not data" tests/gp tests/methods tests/test_method_contract.py tests/runs tests/test_cli.py
+
 fuzz: $(CHECKS)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --files $(or $(FILES),100000)
 

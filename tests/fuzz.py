@@ -147,6 +147,31 @@ def mutate_json(data: bytes, chance: random.Random) -> bytes:
     return dump(value)
 
 
+def places(value: Any, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The keys that lead to each value in a JSON value, of lists those to the first two."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    return [found for key, each in items for found in ((*before, key), *places(each, (*before, key)))]
+
+
+def mutate_keys(data: bytes, chance: random.Random) -> bytes:
+    """One key, each as likely as the others however deep it lies: its value replaced, or the key renamed or removed."""
+    value = json.loads(data)
+    *way, last = chance.choice(places(value))
+    around = value
+    for key in way:
+        around = around[key]
+    match chance.randrange(6):
+        case 0:
+            del around[last]
+        case 1 if isinstance(around, dict):
+            around[chance.choice(("", "x", str(last).upper()))] = around.pop(last)
+        case 2 if isinstance(around[last], int | float):
+            around[last] = chance.choice((0, -1, 10**6, 10**12, 2**63, 1e-300, 1e300, float("nan"), -around[last]))
+        case _:
+            around[last] = chance.choice(STRANGE)
+    return dump(value)
+
+
 def mutate_lines(data: bytes, chance: random.Random) -> bytes:
     lines = data.splitlines()
     place = chance.randrange(len(lines))
@@ -473,10 +498,58 @@ def run_readers(folder: Path) -> list[Reader]:
         ),
         Reader("predictions", (columns,), of(run, predicted.name, read_columns), mutate_tensors, 2),
         Reader("run.toml", (TOML,), toml, mutate_bytes, 2),
+        *command_readers(folder, run, other),
         Reader("report of scores", evaluated[:1], of(run, own, report), mutate_json, 0.004),
         Reader("report of predictions", (columns,), of(run, predicted.name, report), mutate_tensors, 0.004),
         Reader("report of log", (log,), of(run, "log.jsonl", report), mutate_lines, 0.004),
     ]  # fmt: skip
+
+
+def command_readers(folder: Path, run: Any, other: Any) -> list[Reader]:
+    """Each JSON file of a run folder with one key edited, and the commands that read the folder, one for each edit."""
+    from typer.testing import CliRunner
+
+    from calgp import cli, runs
+    from calgp.serve.limits import Limits
+    from calgp.serve.model import ServedModel
+    from calgp.serve.model_info import model_response
+
+    place, picture = folder / "edited", folder / "picture.png"
+    picture.write_bytes(pictures("PNG")[0])
+    name = str(place)
+    commands: list[list[str]] = [
+        ["predict", name, str(picture), "-S", "1"], ["predict", name, str(picture), "--json"],
+        ["evaluate", name, "-S", "1"], ["evaluate", name, "-S", "1", "--source", "letters"], ["verify", name],
+        ["compare", name], ["compare", name, str(other.path), "--json"], ["report", name],
+        ["calibrate", name, "-S", "1"], ["decide", name, "--error", "0.9", "--empirical", "-S", "1"],
+        ["ensemble", name, str(other.path), "--out", str(folder / "pair")], ["train", "--resume", name],
+        ["serve", name],
+    ]  # fmt: skip
+
+    def serve() -> object:
+        classifier = runs.Classifier.load(runs.RunFolder(place))
+        return model_response(classifier, ServedModel(classifier), Limits(), samples=50)
+
+    def read(file: str) -> Callable[[bytes], object]:
+        def reading(data: bytes) -> object:
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder / "pair", ignore_errors=True)
+            shutil.copytree(run.path, place)
+            (place / file).write_bytes(data)
+            command = random.Random(data).choice(commands)  # noqa: S311
+            if command[0] == "serve":
+                return serve()
+            done = CliRunner().invoke(cli.app, command)
+            if done.exception is not None and not isinstance(done.exception, SystemExit):
+                raise done.exception
+            return done.output
+
+        return reading
+
+    files = sorted(path.name for path in run.path.glob("*.json"))
+    return [
+        Reader(f"commands, {file}", ((run.path / file).read_bytes(),), read(file), mutate_keys, 0.1) for file in files
+    ]
 
 
 TOML = b"""source = "digits"
@@ -628,7 +701,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--files", type=int, default=100_000, help="mutated files in all, or for --reader")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reader", help="this one only")
+    parser.add_argument("--reader", help="this one only, or those whose names begin so")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where files that fail are kept")
     options = parser.parse_args(arguments)
     faulthandler.enable()
@@ -636,7 +709,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
-        every = [reader for reader in readers(Path(place)) if options.reader in (None, reader.name)]
+        every = [
+            reader
+            for reader in readers(Path(place))
+            if options.reader is None or reader.name.startswith(options.reader)
+        ]
         if not every:
             parser.error(f"there is no reader {options.reader!r}")
         limit_memory()

@@ -264,7 +264,7 @@ def terminated(now: bool) -> None:
 # kills ----------------------------------------------------------------------------------------------------------------
 
 KILLED = """--source digits --train-size 100 --size 14 --holdout 0.2 --steps 40 --batch-size 25 --threads 1
-    --set backbone.channels=[2,4] --set backbone.hidden=[8] --checkpoint-seconds 0"""
+    --backbone lenet --set backbone.channels=[2,4] --set backbone.hidden=[8] --checkpoint-seconds 0"""
 
 
 def command(arguments: list[str], pids: str) -> None:

@@ -326,7 +326,7 @@ def test_train_has_flags_for_images_of_ones_own(run_cli):
     assert run.class_weights == (1, 2, 1, 1, 1, 1, 1, 1, 1, 0.5) and run.augment == ("crop", "flip") and run.crop == 2
     assert run.normalise == "standard" and run.patience == 3
     assert run_cli("train", "--class-weights", "even")[0] == 1
-    assert "augment='rotate': must be flip or crop" in run_cli("train", "--augment", "rotate")[1]
+    assert "augment='rotate': must be auto, none, flip or crop" in run_cli("train", "--augment", "rotate")[1]
 
 
 def test_a_default_run_folder_never_overwrites(run_cli):

@@ -1,9 +1,18 @@
 """What the source may not contain: nothing that executes what a file or a user says."""
 
 import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "tools", "examples", "bench") for path in (ROOT / folder).rglob("*.py"))
@@ -94,3 +103,57 @@ def test_the_test_sees_what_it_looks_for(code):
 def test_ruff_checks_security_everywhere_in_the_source():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '"S"]' in text and '"src' not in text.partition("per-file-ignores]")[2].partition("\n[")[0]
+
+
+def third_party_imports() -> dict[str, str]:
+    """Packages that the library imports, each with a file that does."""
+    found = {}
+    for path in SOURCES:
+        if not path.is_relative_to(ROOT / "src"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found |= {name.partition(".")[0]: path.name for name in names if name}
+    return {name: file for name, file in found.items() if name not in {*sys.stdlib_module_names, "calgp"}}
+
+
+def test_every_imported_package_is_declared():
+    """Not by luck: what another package brings today it may not bring tomorrow."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *(each for name in PARTS for each in extras[name])]
+    names = {normal(re.match(r"[A-Za-z0-9._-]+", each)[0]) for each in declared}
+    brought_by = packages_distributions()
+    missing = {
+        name: file
+        for name, file in third_party_imports().items()
+        if not names & {normal(each) for each in brought_by.get(name, [name])}
+    }
+    assert not missing
+
+
+PARTS = ("fast", "svdkl", "serve", "export", "tensorboard", "mlflow", "ray")  # extras of the library itself
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_extra_all_brings_every_extra_of_the_library():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (text,) = extras["all"]
+    assert sorted(text.removeprefix("calgp[").removesuffix("]").split(",")) == sorted(PARTS)
+    assert set(extras) - set(PARTS) == {"all", "docs", "test", "bench", "audit", "check"}
+
+
+def test_the_types_are_marked_for_type_checkers():
+    assert (ROOT / "src" / "calgp" / "py.typed").is_file()
+
+
+def test_the_lower_bounds_are_those_of_the_project():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "oldest.py")], capture_output=True, text=True, check=True
+    )
+    found = dict(line.split("==") for line in done.stdout.splitlines())
+    assert found["torch"] == "2.4" and found["pydantic"] == "2.8"  # serve's bound is the higher

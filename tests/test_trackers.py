@@ -97,7 +97,7 @@ def test_refusals_are_sentences(tmp_path, monkeypatch):
 def test_the_commands_write_event_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = [f"--set=backbone.{name}" for name in ("channels=[2,2]", "hidden=[4]")]
-    size = ["--train-size", "100", "--steps", "3", "--out", "run", "--method", "cnn", *options]
+    size = ["--train-size", "100", "--steps", "3", "--out", "run", "--method", "cnn", "--backbone", "lenet", *options]
     for arguments in (["train", *size, "--tensorboard", "live"], ["track", "run", "--to", "tensorboard"]):
         done = CliRunner().invoke(cli.app, arguments)
         assert done.exit_code == 0, done.output

@@ -23,7 +23,6 @@ from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_m
 from calgp.options import option
 from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.outliers import Density, Neighbours, OutlierScore, find, from_state
-from calgp.runs.writing import wrap_os_errors, write_whole
 
 FORMAT = "calgp-gp-classifier-1"
 SEARCHED = 1000  # training rows on which kernels are compared
@@ -167,6 +166,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
 
     def save(self, path: Path | str) -> Path:
         """Write one safetensors file: tensors, and JSON in its header. Nothing in it is executed when it is read."""
+        from calgp.runs.writing import wrap_os_errors, write_whole  # all of calgp.runs, which nothing else here needs
+
         check_is_fitted(self)
         if self.classes_.dtype.kind not in "iufbUO" or not all(
             isinstance(each, str | int | float | bool) for each in self.classes_.tolist()

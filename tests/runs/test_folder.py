@@ -1,6 +1,8 @@
 import json
 import os
 import shutil
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from calgp.errors import CalgpError
 from calgp.gp import predict
 from calgp.runs import RunFolder, shipped_run
+from calgp.runs.environment import environment
 from calgp.runs.folder import slug
 from calgp.runs.writing import write_whole
 from folders import predictions
@@ -118,3 +121,28 @@ def test_the_shipped_run_is_small_and_predicts_as_it_did():
     stored = predictions(folder, "digits")
     # another machine may add in another order; float32 through two convolutions and 4096 features
     torch.testing.assert_close(predicted.probs, stored["log_probs"][:20].exp(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("argument", "kept"), [("L\udcf6we", "L?we"), ("x" * 5000, "x" * 4000)], ids=["no UTF-8", "very long"]
+)
+def test_a_command_that_json_cannot_keep_leaves_a_run_that_can_be_read(trained, tmp_path, monkeypatch, argument, kept):
+    """`calgp train --out` with the bytes of another encoding trained well, and the run could never be read again."""
+    monkeypatch.setattr(sys, "argv", ["calgp", argument])
+    folder = RunFolder(tmp_path / "run")
+    folder.create(replace(trained.card(), environment=environment()))
+    assert folder.card().environment.command == ("calgp", kept)
+
+
+def test_what_could_not_be_read_again_is_not_written(trained, tmp_path, monkeypatch):
+    card, folder = trained.card(), RunFolder(tmp_path / "run")
+    for classes, said in (
+        (("L\udcf6we", *card.classes[1:]), "is no UTF-8; rename it"),
+        (("x" * 5000,) * 10, "read again"),
+    ):
+        with pytest.raises(CalgpError, match=rf"run\.json cannot be written.*{said}"):
+            folder.create(replace(card, classes=classes))
+    monkeypatch.setattr("calgp.runs.folder.LARGEST_JSON", 100)
+    with pytest.raises(CalgpError, match="and 100 can be read"):
+        folder.create(card)
+    assert not (folder.path / "run.json").exists()

@@ -81,7 +81,10 @@ def test_the_new_options_make_other_keys_and_survive_json():
         ({"class_weights": [1, -1]}, r"class_weights=\[1, -1\]: must be .* a number of at least 0"),
         ({"class_weights": [0, 0]}, "must not be all 0"),
         ({"class_weights": [1, float("nan")]}, "a number of at least 0"),
-        ({"augment": ["rotate"]}, "augment=.*: must be flip or crop, with commas between several, such as flip,crop"),
+        (
+            {"augment": ["rotate"]},
+            "augment=.*: must be auto, none, flip or crop, with commas between several, such as auto",
+        ),
         ({"crop": 0}, "crop=0"),
         ({"normalise": "zca"}, "normalise='zca'"),
         ({"patience": 0}, "patience=0"),

@@ -140,8 +140,9 @@ def invoked(*arguments: str):
     return result
 
 
-FLAGS = ["--train-size", "100", "--steps", "4", "--batch-size", "20", "--set", "backbone.channels=[2,4]", "-S", "2",
-         "--set", "backbone.hidden=[8]", "--set", "size=14", "--grid", "lr=1e-3,1e-2"]  # fmt: skip
+FLAGS = ["--train-size", "100", "--steps", "4", "--batch-size", "20", "-S", "2", "--set", "size=14",
+         "--backbone", "lenet", "--set", "backbone.channels=[2,4]", "--set", "backbone.hidden=[8]",
+         "--grid", "lr=1e-3,1e-2"]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -365,8 +365,8 @@ def test_too_few_images_to_judge_by_are_refused_before_training(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-FLAGS = ["digits", "--train-size", "100", "--batch-size", "20", "--set", "backbone.channels=[2,4]", "-S", "2",
-         "--set", "backbone.hidden=[8]", "--set", "size=14", "--pilots", "4"]  # fmt: skip
+FLAGS = ["digits", "--backbone", "lenet", "--train-size", "100", "--batch-size", "20", "-S", "2", "--set", "size=14",
+         "--set", "backbone.channels=[2,4]", "--set", "backbone.hidden=[8]", "--pilots", "4"]  # fmt: skip
 
 
 @pytest.mark.slow

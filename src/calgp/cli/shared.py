@@ -13,6 +13,8 @@ from calgp.run import SEED
 out = Terminal()
 err = Terminal(stderr=True)
 
+MOST_THREADS = 1024  # more are no processor's, and torch would start them all
+
 # options that several commands share
 DataOption = Annotated[
     Path | None,
@@ -98,7 +100,8 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
     warnings.filterwarnings("ignore", module="lightning_fabric")
     tune_process()
     if threads is not None:
-        require_positive("threads", threads)
+        if not 1 <= threads <= MOST_THREADS:
+            raise CalgpError(f"Invalid threads={threads}: must be from 1 to {MOST_THREADS}, such as {os.cpu_count()}.")
         torch.set_num_threads(threads)
     return open_device(device, precision, processes=processes or 1)
 

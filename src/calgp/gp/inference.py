@@ -308,8 +308,8 @@ def _of_its_shape(x: Tensor) -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).partition("\n")[0][:200]
-        if isinstance(error, torch.OutOfMemoryError) or not any(
-            word in reason for word in ("shape", "size", "channels")
+        if isinstance(error, torch.cuda.OutOfMemoryError) or not any(
+            word in reason for word in ("shape", "size", "channels", "elements")
         ):
             raise
         raise CalgpError(f"The model cannot take images of shape {list(x.shape)}: {reason}.") from error

@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import Self
 
 from calgp.errors import CalgpError, name_error
 from calgp.posthoc.decisions import conformal_quantile
@@ -59,7 +58,7 @@ class OutlierScore(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"]) -> Self:
+    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"]) -> "OutlierScore":
         """The score for a classifier that was trained on these features and labels."""
 
     @abstractmethod
@@ -99,7 +98,7 @@ class Density(OutlierScore):
     shrinkage: float
 
     @classmethod
-    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, shrinkage: float | None = None) -> Self:
+    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, shrinkage: float | None = None) -> "Density":
         """`shrinkage`: 0 is the empirical covariance, 1 the mean variance alone; None is Ledoit & Wolf's amount."""
         z, y = _training(features, y)
         centre, scale = _standard(z)
@@ -143,7 +142,7 @@ class Neighbours(OutlierScore):
     @classmethod
     def fit(
         cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, k: int = 10, most: int = MOST_NEIGHBOURS
-    ) -> Self:
+    ) -> "Neighbours":
         """Keeps at most `most` training rows, drawn by a fixed seed; of fewer than k rows it takes the furthest."""
         z, _ = _training(features, y)
         if k < 1 or most < 1:
@@ -172,7 +171,7 @@ class _OfPredictive(OutlierScore):
     reads_features = False
 
     @classmethod
-    def fit(cls, features: Tensor | None = None, y: Tensor | None = None) -> Self:
+    def fit(cls, features: Tensor | None = None, y: Tensor | None = None) -> "OutlierScore":
         return cls()
 
     def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
@@ -269,7 +268,7 @@ class Threshold:
     n: int  # held-out inputs
 
     @classmethod
-    def fit(cls, inside: Float[Tensor, "N"], *, false_alarm: float = 0.05) -> Self:
+    def fit(cls, inside: Float[Tensor, "N"], *, false_alarm: float = 0.05) -> "Threshold":
         """Of scores of held-out inputs from inside the training distribution.
 
         >>> Threshold.fit(torch.arange(1.0, 20.0), false_alarm=0.1)

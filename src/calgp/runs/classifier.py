@@ -18,6 +18,7 @@ from calgp.posthoc import calibration
 from calgp.run import SEED
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
+from calgp.runs.description import to_json
 from calgp.runs.environment import arithmetic
 from calgp.runs.evaluation import (
     PredictedImages,
@@ -186,7 +187,7 @@ class Classifier:
         """What all ranks that predict together must share."""
         made_by = arithmetic(self.fabric)
         same = {name: getattr(made_by, name) for name in ("calgp", "torch", "transform", "device", "precision")}
-        return same | {"the run": self.card.run, "its calibrator": self.calibration, "what is asked": asked}
+        return same | {"the run": to_json(self.card.run), "its calibrator": self.calibration, "what is asked": asked}
 
     # --- predicting ---
 

@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 
 from calgp._version import __version__
 from calgp.gp.hadamard import fht
-from calgp.runs.record import Count, Text
+from calgp.runs.record import Count, Text, Threads
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Environment:
     calgp: Text | None = None
     torch: Text | None = None
     transform: Text | None = None
-    threads: Count | None = None
+    threads: Threads | None = None
     machine: Text | None = None
     processor: Text | None = None
     device: Text | None = None
@@ -88,6 +88,11 @@ def processor() -> str:
     return f"{found[1] if found else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
+def _readable(text: str) -> str:
+    """An argument as a run folder can keep it: bytes that are no UTF-8 replaced, and not without end."""
+    return text.encode("utf-8", "replace").decode()[:4000]
+
+
 def environment(computed_by: Environment | None = None) -> Environment:
     """What a run is made by, and how it was started."""
     program = Path(sys.argv[0]).name
@@ -96,6 +101,6 @@ def environment(computed_by: Environment | None = None) -> Environment:
         arithmetic() if computed_by is None else computed_by,
         python=platform.python_version(),
         platform=platform.system(),
-        command=(*command, *sys.argv[1:]),
+        command=tuple(_readable(part) for part in (*command, *sys.argv[1:])),
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )

@@ -21,6 +21,7 @@ from calgp.runs import older
 from calgp.runs.card import FORMAT, Card
 from calgp.runs.description import network
 from calgp.runs.reading import (
+    LARGEST_JSON,
     check_checkpoint,
     check_columns,
     check_model,
@@ -88,7 +89,7 @@ class RunFolder:
         if self.writes:
             with wrap_os_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-        self._write_json("run.json", data)
+        self._write_json("run.json", data, Card)
 
     def card(self) -> Card:
         """run.json, checked."""
@@ -150,14 +151,14 @@ class RunFolder:
         return self._optional("calibration.json", Calibration, "calibrate")
 
     def write_calibration(self, found: Calibration) -> None:
-        self._write_json("calibration.json", to_json(found))
+        self._write_json("calibration.json", to_json(found), Calibration)
 
     def decisions(self) -> FittedDecisions | None:
         """decisions.json; None if nothing was decided."""
         return self._optional("decisions.json", FittedDecisions, "decide")
 
     def write_decisions(self, found: FittedDecisions) -> None:
-        self._write_json("decisions.json", to_json(found))
+        self._write_json("decisions.json", to_json(found), FittedDecisions)
 
     def _optional(self, name: str, kind: type[T], command: str) -> T | None:
         path = self.path / name
@@ -261,7 +262,7 @@ class RunFolder:
 
     def write_evaluation(self, found: Evaluation) -> None:
         """Keep scores, beside those of the same source with another calibrator or none."""
-        self._write_json(self.result_name(found), evaluation_data(found))
+        self._write_json(self.result_name(found), evaluation_data(found), Evaluation)
 
     def result_name(self, found: Evaluation) -> str:
         """The name of an evaluation's file."""
@@ -304,8 +305,19 @@ class RunFolder:
     def _is_ensemble(self) -> bool:
         return is_file(self.path / "run.json") and bool(self.card().members)
 
-    def _write_json(self, name: str, data: dict[str, Any]) -> None:
-        self._write(name, (json.dumps(data, indent=1) + "\n").encode())
+    def _write_json(self, name: str, data: dict[str, Any], kind: type) -> None:
+        """Write what can be read again as a record of this kind; anything else is refused here, before work is lost."""
+        text = (json.dumps(data, indent=1) + "\n").encode()
+        try:
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
+            if len(text) > LARGEST_JSON:
+                raise CalgpError(f"it would have {len(text):,} bytes, and {LARGEST_JSON:,} can be read")
+            parse(kind, data)
+        except UnicodeEncodeError as error:
+            raise CalgpError(f"{name} cannot be written: {short_repr(error.object)} is no UTF-8; rename it.") from None
+        except CalgpError as error:
+            raise CalgpError(f"{name} cannot be written, since it could not be read again: {error}.") from None
+        self._write(name, text)
 
     def _write(self, name: str, data: bytes) -> None:
         if not self.writes:

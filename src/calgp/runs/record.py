@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**40)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
 Finite = Annotated[float, Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(max_length=4096)]

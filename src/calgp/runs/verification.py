@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from calgp.runs.classifier import Classifier
 
 PROBABILITY = 1e-4  # what another order of adding may change in float32, through tens of layers
+MOST_SAMPLES = 10_000  # an evaluation of a file that claims more would never end
 DECIDED = ("abstained", "sets", "set_size", "covered")  # by decisions, which may have been fitted again since
 State = Literal["same bits", "within tolerance", "differs", "not checked"]
 
@@ -67,6 +68,8 @@ def _evaluation(classifier: Classifier, directory: Path | None, what: str, befor
         images = test_images(classifier.card, source, directory=directory, convert=before.convert)
     except CalgpError as error:
         return Check(what, "not checked", str(error))
+    if before.samples > MOST_SAMPLES:
+        return Check(what, "not checked", f"it had {before.samples:,} samples; at most {MOST_SAMPLES:,} are made again")
     again = classifier.calibrated_by(before.calibration if before.calibrator else None)
     try:
         now, predicted = again.evaluate_unsaved(
