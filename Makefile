@@ -28,8 +28,9 @@ $(CHECKS): $(STAMP)
 	@echo "Adding what the tests compare with and drive (two or three minutes, 1.5 GB) ..."
 	@$(PIP) -e ".[test,check]"
 	@# apart: torchvision's wheel may be for another build of torch, and all that looks for it would fail (tests/architectures.py)
-	@$(PIP) --no-deps --upgrade --target $(VENV)/networks timm torchvision || \
-		echo "timm and torchvision could not be installed: tests of their networks will skip."
+	@$(PIP) --no-deps --upgrade --target $(VENV)/networks timm torchvision laplace-torch asdfghjkl \
+		backpack-for-pytorch curvlinops-for-pytorch einconv einops unfoldnd || \
+		echo "timm, torchvision and laplace-torch could not be installed: tests that need them will skip."
 	@touch $@
 
 setup: $(CHECKS)  ## make the virtual environment, with everything for development
@@ -82,6 +83,9 @@ oldest:  ## the lower bounds of pyproject.toml in a virtual environment of their
 	@$(PYTHON) tools/oldest.py > .venv-oldest/oldest.txt
 	@.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check -c .venv-oldest/oldest.txt -e ".[svdkl,serve]" pytest hypothesis beartype
 	@.venv-oldest/bin/python -m pytest -q -m "not slow and not data" tests/gp tests/methods tests/test_method_contract.py tests/runs tests/test_cli.py
+
+quick: $(CHECKS)  ## the tests that are not marked slow: every room in three minutes on two cores
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests
 
 fuzz: $(CHECKS)  ## read 100,000 mutated files (FILES=…) with every reader: only clear errors may come out
 	@PYTHONPATH=tests $(BIN)/python -m fuzz --files $(or $(FILES),100000)

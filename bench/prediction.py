@@ -1,4 +1,4 @@
-"""How fast is prediction with 50 samples, and what memory does it take? Against 50 full passes of the plain model."""
+"""How fast is prediction, in one pass and with 50 samples, and what memory does it take?"""
 
 import dataclasses
 import json
@@ -14,9 +14,10 @@ from bench.step import CIFAR, MNIST, examples
 from calgp.gp import Model, predict
 from calgp.gp.laplace import shared
 from calgp.methods import METHODS
-from calgp.nets import BACKBONES
+from calgp.nets import BACKBONES, Task
 
 QUESTION = "Prediction with 50 samples"
+INTEGRATED = "Prediction in one pass, masks of W integrated"
 MEMORY = "Peak memory of prediction"
 BUDGET = 512  # MB
 SAMPLES = 50
@@ -55,7 +56,31 @@ def run(quick: bool) -> list[Row]:
         {"a loop of 50 passes, plain PyTorch": lambda: plain.predict(x, SAMPLES)},
         rounds=3,
     )
-    return rows + memory(quick)
+    return rows + one_pass() + memory(quick)
+
+
+def one_pass() -> list[Row]:
+    """Against the plain CNN's only pass, and against 50 samples of the same model."""
+    cnn, samples = "plain CNN, its one pass", "50 samples of the same model"
+    rows = []
+    for network, name, (channels, side) in (("lenet", "LeNet", (1, 28)), ("resnet", "ResNet(5)", (3, 32))):
+        for classes in (10, 100):
+            task = Task(channels, side, side, classes)
+            torch.manual_seed(0)
+            model, plain = (METHODS[method].build(task, BACKBONES[network]) for method in ("cnn-gp-sorf", "cnn"))
+            x, _ = examples(task, 100)
+            rows += compare(
+                INTEGRATED,
+                f"{name}, 100 images, {classes} classes",
+                ("CNN+GP(SORF), one pass", lambda model=model, x=x: predict(model, x, passes=1)),
+                {
+                    cnn: lambda plain=plain, x=x: predict(plain, x, passes=1),
+                    samples: lambda model=model, x=x: predict(model, x, passes=SAMPLES, engine="samples"),
+                },
+                reach={cnn: 1 / 1.3, samples: 30.0},
+                rounds=5,
+            )
+    return rows
 
 
 def single_pass(x: torch.Tensor) -> list[Row]:

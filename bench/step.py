@@ -1,5 +1,6 @@
 """How fast is a training step? Against the same model written plainly, the plain CNN, and GPyTorch's heads."""
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -20,11 +21,12 @@ N = 60_000
 MNIST, CIFAR = Task(1, 28, 28, 10), Task(3, 32, 32, 10)
 
 
-def calgp_step(method: str, backbone: str, task: Task, batch: int) -> Callable[[], object]:
+def calgp_step(method: str, backbone: str, task: Task, batch: int, **options: object) -> Callable[[], object]:
     """A step as `calgp train` does it: keyed masks, the fused optimiser."""
     torch.manual_seed(0)
-    model = METHODS[method].build(task, BACKBONES[backbone])
-    run = Run(METHODS[method], BACKBONES[backbone], source="mnist")
+    chosen = dataclasses.replace(METHODS[method], **options)  # type: ignore[arg-type]
+    model = chosen.build(task, BACKBONES[backbone])
+    run = Run(chosen, BACKBONES[backbone], source="mnist")
     return model_step(model, make_optimiser(run, model), task, batch)
 
 
@@ -111,7 +113,20 @@ def run(quick: bool) -> list[Row]:
         if sorf:
             others[cnn] = calgp_step("cnn", "resnet", CIFAR, 100)
         rows += compare(QUESTION, "ResNet(5), batch 100", ours, others, rounds=5)
-    return rows + heads()
+    return rows + integrated_steps() + heads()
+
+
+def integrated_steps() -> list[Row]:
+    """The masks of W integrated against the same model with sampled masks."""
+    rows, sampled = [], "the same, masks of W sampled"
+    for network, name, (channels, side) in (("lenet", "LeNet", (1, 28)), ("resnet", "ResNet(5)", (3, 32))):
+        for classes in (10, 100):
+            task = Task(channels, side, side, classes)
+            ours = ("CNN+GP(SORF), integrated", calgp_step("cnn-gp-sorf", network, task, 100))
+            others = {sampled: calgp_step("cnn-gp-sorf", network, task, 100, integrate=False)}
+            case = f"{name}, batch 100, {classes} classes"
+            rows += compare(QUESTION, case, ours, others, reach={sampled: 1 / 1.15}, rounds=5)
+    return rows
 
 
 def heads() -> list[Row]:

@@ -71,20 +71,20 @@ class Browser:
         os.write(self._out, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + SECONDS
         while True:
-            told = self._message(deadline)
-            if told is None:
+            message = self._message(deadline)
+            if message is None:
                 raise TimeoutError(f"{method} was not answered")
-            if told.get("id") == self._last:
-                if "error" in told:
-                    raise RuntimeError(f"{method}: {told['error']['message']}")
-                return told["result"]
-            self.events.append(told)
+            if message.get("id") == self._last:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']['message']}")
+                return message["result"]
+            self.events.append(message)
 
     def listen(self, seconds: float) -> None:
         """Hear events for a while."""
         deadline = time.monotonic() + seconds
-        while (told := self._message(deadline)) is not None:
-            self.events.append(told)
+        while (message := self._message(deadline)) is not None:
+            self.events.append(message)
 
     def _message(self, deadline: float) -> dict[str, Any] | None:
         while b"\0" not in self._buffer:
@@ -144,10 +144,10 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; promises are awaited."""
-        told = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in told:
-            raise RuntimeError(told["exceptionDetails"].get("exception", {}).get("description", "it threw"))
-        return told["result"].get("value")
+        message = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in message:
+            raise RuntimeError(message["exceptionDetails"].get("exception", {}).get("description", "it threw"))
+        return message["result"].get("value")
 
     def until(self, condition: str) -> None:
         """Wait until a JavaScript expression is true."""

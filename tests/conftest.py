@@ -34,6 +34,17 @@ def denormal_numbers():
     torch.set_flush_denormal(False)
 
 
+@pytest.fixture(autouse=True)
+def known_networks():
+    """A command with --network that a test calls in this process adds to BACKBONES; other tests list what is there."""
+    from calgp.nets import BACKBONES
+
+    before = dict(BACKBONES)
+    yield
+    BACKBONES.clear()
+    BACKBONES.update(before)
+
+
 def _unpacked(target: Path) -> Path:
     import fcntl
 

@@ -313,7 +313,7 @@ def data_readers(folder: Path) -> list[Reader]:
         *(
             Reader(
                 form,
-                pictures(form),
+                image_files(form),
                 on_file(lambda path: read_image(path, name="it", size=8, colour="rgb")),
                 mutate_bytes,
                 2 if form in ("PNG", "TIFF") else 1,
@@ -325,7 +325,7 @@ def data_readers(folder: Path) -> list[Reader]:
     ]
 
 
-def pictures(form: str) -> list[bytes]:
+def image_files(form: str) -> list[bytes]:
     grey = (np.arange(192, dtype=np.uint8).reshape(12, 16) * 5) % 251
     found = [Image.fromarray(grey), Image.fromarray(np.stack([grey, grey[::-1], 255 - grey], -1))]
     if form == "PNG":
@@ -333,9 +333,9 @@ def pictures(form: str) -> list[bytes]:
     exif = Image.Exif()
     exif[0x0112] = 6
     files = []
-    for picture in found:
+    for image in found:
         file = io.BytesIO()
-        picture.save(file, form, **({"exif": exif.tobytes()} if form in ("JPEG", "PNG", "WEBP", "TIFF") else {}))
+        image.save(file, form, **({"exif": exif.tobytes()} if form in ("JPEG", "PNG", "WEBP", "TIFF") else {}))
         files.append(file.getvalue())
     if form == "TIFF":
         for compression in ("tiff_lzw", "tiff_deflate", "packbits"):
@@ -367,8 +367,8 @@ def shards() -> list[bytes]:
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=kind) as tar:
             name = "b" * (40 if kind == tarfile.USTAR_FORMAT else 120)
-            picture = pictures("PNG")[0]
-            members = {"a.png": picture, "a.cls": b"1", f"{name}.json": b'{"label": 0}', f"{name}.png": picture}
+            image = image_files("PNG")[0]
+            members = {"a.png": image, "a.cls": b"1", f"{name}.json": b'{"label": 0}', f"{name}.png": image}
             for member, content in members.items():
                 info = tarfile.TarInfo(member)
                 info.size = len(content)
@@ -661,7 +661,7 @@ def _failure(reader: Reader, number: int, data: bytes, keep: Path, why: str) -> 
 
 
 def _reset_peak() -> int:
-    """Start measuring the peak anew (Linux), from the memory that is resident now."""
+    """Start measuring the peak again (Linux), from the memory that is resident now."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()

@@ -37,9 +37,10 @@ from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
 from calgp.data import load
-from calgp.experiments import Cell, Paths, run_missing
-from calgp.experiments.scales import MNIST
+from calgp.paper import Cell, run_missing
+from calgp.paper.scales import MNIST
 from calgp.runs import Run, RunFolder, from_json, train_run, training
+from calgp.runs.jobs import Paths
 from calgp.runs.writing import LOCK, PART
 from folders import evaluate
 
@@ -373,7 +374,7 @@ def main() -> None:
     clock = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         tally = run(Path(place).resolve(), **vars(options))
-    told = {
+    summary = {
         "command": ["python", "tests/kills.py", *sys.argv[1:]],
         "date": date.today().isoformat(),
         "seconds": round(time.monotonic() - clock),
@@ -382,7 +383,7 @@ def main() -> None:
         "works": tally.works,
         "left behind": dict(tally.left.most_common()),
     }
-    print(json.dumps(told, indent=1))
+    print(json.dumps(summary, indent=1))
 
 
 if __name__ == "__main__":

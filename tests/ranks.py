@@ -303,31 +303,31 @@ def kill(place: Path, kills: int, seed: int) -> dict[str, Any]:
     launch(2, 0, command, ["train", "--out", str(place / "whole"), *KILLED.split()], str(place / "pids"))
     seconds = time.time() - (place / "pids" / "0-0").stat().st_mtime
     whole = tensors(RunFolder(place / "whole"), "model.safetensors")
-    told: dict[str, Any] = {"kills": 0, "trainings": 0, "killed ranks": [0, 0], "steps at hand": []}
-    while told["kills"] < kills:
-        path, pids = place / f"killed{told['trainings']}", place / f"pids{told['trainings']}"
+    summary: dict[str, Any] = {"kills": 0, "trainings": 0, "killed ranks": [0, 0], "steps at hand": []}
+    while summary["kills"] < kills:
+        path, pids = place / f"killed{summary['trainings']}", place / f"pids{summary['trainings']}"
         pids.mkdir()
-        before, most = told["kills"], min(kills - told["kills"], 5)
-        killer = threading.Thread(target=murder, args=(path, pids, draw, seconds, most, told), daemon=True)
+        before, most = summary["kills"], min(kills - summary["kills"], 5)
+        killer = threading.Thread(target=murder, args=(path, pids, draw, seconds, most, summary), daemon=True)
         killer.start()
         launch(2, most, command, ["train", "--out", str(path), *KILLED.split()], str(pids))
         (pids / "over").touch()
         killer.join()
-        seconds = seconds if told["kills"] > before else seconds / 2  # the machine is faster now
+        seconds = seconds if summary["kills"] > before else seconds / 2  # the machine is faster now
         folder = RunFolder(path)
         assert folder.finished and not folder.interrupted
         found = tensors(folder, "model.safetensors")
         different = [name for name in whole if not found[name].equal(whole[name])]
         assert not different, f"after kills {different} are not what they are without"
         assert [r.step for r in folder.log()] == [r.step for r in RunFolder(place / "whole").log()]
-        told["trainings"] += 1
+        summary["trainings"] += 1
         shutil.rmtree(path)
-    return told
+    return summary
 
 
-def murder(path: Path, pids: Path, draw: random.Random, seconds: float, most: int, told: dict[str, Any]) -> None:
+def murder(path: Path, pids: Path, draw: random.Random, seconds: float, most: int, summary: dict[str, Any]) -> None:
     for attempt in range(most):
-        rank = told["kills"] % 2
+        rank = summary["kills"] % 2
         victim = pids / f"{attempt}-{rank}"
         while not (victim.is_file() and victim.read_text()):
             if (pids / "over").is_file():
@@ -338,10 +338,10 @@ def murder(path: Path, pids: Path, draw: random.Random, seconds: float, most: in
             if victim.with_suffix(".ended").is_file():
                 continue  # the next start has another rank for it, if there is one
             os.kill(int(victim.read_text()), signal.SIGKILL)
-        told["kills"] += 1
-        told["killed ranks"][rank] += 1
+        summary["kills"] += 1
+        summary["killed ranks"][rank] += 1
         folder = RunFolder(path)
-        told["steps at hand"].append(metadata(folder, CHECKPOINT)["step"] if folder.interrupted else None)
+        summary["steps at hand"].append(metadata(folder, CHECKPOINT)["step"] if folder.interrupted else None)
 
 
 def main() -> None:
@@ -366,9 +366,9 @@ def main() -> None:
         return
     clock = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
-        told = module.kill(options.place or Path(place), options.kills, options.seed)
+        summary = module.kill(options.place or Path(place), options.kills, options.seed)
     when = {"command": ["python", "tests/ranks.py", *sys.argv[1:]], "date": date.today().isoformat()}
-    print(json.dumps(when | {"seconds": round(time.monotonic() - clock)} | told, indent=1))
+    print(json.dumps(when | {"seconds": round(time.monotonic() - clock)} | summary, indent=1))
 
 
 if __name__ == "__main__":

@@ -314,9 +314,9 @@ def gaussian_kl(mean, lower, prior):
 # Decisions (calgp.posthoc.decisions): loops over images and classes.
 
 
-def risk_coverage(doubt, wrong):
-    """The error among the k least doubtful, for every k; doubts must differ."""
-    order = sorted(range(len(doubt)), key=lambda i: doubt[i])
+def risk_coverage(uncertainty, wrong):
+    """The error among the k least uncertain, for every k; no two equally uncertain."""
+    order = sorted(range(len(uncertainty)), key=lambda i: uncertainty[i])
     return [sum(wrong[i] for i in order[: k + 1]) / (k + 1) for k in range(len(order))]
 
 

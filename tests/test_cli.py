@@ -1,6 +1,7 @@
 """Every command as a user types it, in a process of its own where that matters; every mistake gets one sentence."""
 
 import csv
+import io
 import json
 import re
 import shutil
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import typer
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from calgp import cli
@@ -22,7 +25,10 @@ from calgp.nets import BACKBONES
 from calgp.runs import RunFolder
 from folders import tensors
 
-SMALL = ["--train-size", "200", "--steps", "10", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
+SMALL = [
+    "--train-size", "200", "--steps", "10", "--backbone", "lenet", "--set", "backbone.channels=[4,8]",
+    "--set", "backbone.hidden=[16]",
+]  # fmt: skip
 
 WITHOUT_HOLDOUT = Path(__file__).parent / "golden" / "sampled"  # a run of an earlier version
 
@@ -182,6 +188,7 @@ def test_evaluate_prints_json_for_programs(run_cli, cli_run, tmp_path):
     assert status == 0 and 0 <= json.loads(output)["scores"]["err"] <= 1
 
 
+@pytest.mark.slow
 def test_verify_agrees_or_exits_with_one(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("verify", "copy", "--json")
@@ -210,9 +217,9 @@ def test_resume_begins_again_where_there_is_no_checkpoint_yet(run_cli, cli_run, 
 
 def test_continue_begins_goes_on_and_leaves_what_is_finished(run_cli, cli_run, tmp_path):
     options = ["--source", "digits", "--train-size", "60", "--size", "14", "--steps", "2", "--out", "run"]
-    for told in ("Trained cnn-gp-sorf", "run is finished."):
+    for printed in ("Trained cnn-gp-sorf", "run is finished."):
         status, output = run_cli("train", "--continue", *options)
-        assert status == 0 and told in output, output
+        assert status == 0 and printed in output, output
     status, output = run_cli("train", "--continue", *options, "--seed", "1")
     assert status == 1 and "holds another run than this one" in output
     status, output = run_cli("train", "--continue", "--source", "digits")
@@ -236,6 +243,7 @@ def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli
     assert "noise" not in re.sub(r"<svg.*?</svg>", "", Path("report.html").read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     status, output = run_cli("evaluate", "copy", "--corrupt", "contrast", "--json", "-S", "2")
@@ -246,7 +254,7 @@ def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     assert status == 0 and "digits under contrast: 1,000 test images" in output
     assert [f"{summary['scores']['mnll']:.4f}" in output for summary in found] == [True] * 5
     status, output = run_cli("evaluate", "copy", "--corrupt", "jpeg", "--source", "letters", "-S", "2")
-    assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: doubt alone
+    assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: uncertainty alone
 
 
 def test_corrupted_images_depend_on_their_own_seed_alone(run_cli, cli_run, tmp_path):
@@ -364,8 +372,8 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["train", "--set", "depth"], "NAME=VALUE"),
         (["train", "--set", "method.dept=2"], "no option 'dept'"),
         (["train", "--config", "missing.toml"], "missing.toml"),
-        (["train", "--device", "quantum", "--steps", "1"], "device 'quantum'"),
-        (["train", "--precision", "7", "--steps", "1"], "precision '7'"),
+        (["train", "--device", "quantum", "--steps", "1"], "Invalid --device quantum"),
+        (["train", "--precision", "7", "--steps", "1"], "Invalid --precision 7: must be 32-true"),
         (["train", "--threads", "0", "--steps", "1"], "threads=0"),
         (["train", "--resume", "nowhere"], "no run folder"),
         (["train", "--checkpoint-seconds", "-1"], "checkpoint_seconds=-1"),
@@ -440,6 +448,7 @@ def test_a_run_folder_of_another_version_is_refused(run_cli, cli_run, tmp_path):
     assert status == 1 and "format 7" in output
 
 
+@pytest.mark.slow
 def test_the_process_exits_with_one_line_and_no_traceback(tmp_path):
     """The whole program, as the shell starts it."""
     result = subprocess.run(
@@ -467,6 +476,7 @@ def copied(cli_run, tmp_path) -> Path:
     return shutil.copytree(cli_run, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_calibrate_and_evaluate_both_ways_side_by_side(run_cli, copied):
     status, output = run_cli("calibrate", "copy", "-S", "4")
     assert status == 0 and "temperature, fitted on 20 held-out images" in " ".join(output.split())
@@ -503,9 +513,9 @@ def test_predict_is_calibrated_unless_told_otherwise(run_cli, copied):
 
 def test_decide_evaluate_predict_report(run_cli, copied):
     status, output = run_cli("decide", "copy", "-S", "4", "--error", "0.01", "--coverage", "0.8")
-    told = " ".join(output.split())
-    assert status == 0 and "fitted on 20 held-out images with 4 passes" in told
-    assert "never" in told and "needs at least 299 held-out images" in told and "aps threshold" in told
+    printed = " ".join(output.split())
+    assert status == 0 and "fitted on 20 held-out images with 4 passes" in printed
+    assert "never" in printed and "needs at least 299 held-out images" in printed and "aps threshold" in printed
     status, output = run_cli(
         "decide", "copy", "-S", "4", "--error", "0.9", "--empirical", "--coverage", "0.8", "--json"
     )
@@ -528,21 +538,22 @@ def test_decide_evaluate_predict_report(run_cli, copied):
     assert "calgp decide copy --error 0.9 --empirical" in Path("report.html").read_text()
 
 
+@pytest.mark.slow
 def test_decisions_of_other_probabilities_or_samples_are_pointed_out(run_cli, copied):
     assert run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")[0] == 0
 
-    def told(*arguments: str) -> str:
+    def printed(*arguments: str) -> str:
         result = CliRunner().invoke(cli.app, ["evaluate", "copy", *arguments, "--json"])
         return " ".join(result.stderr.split())
 
-    assert "Note" not in told("-S", "4")
-    assert "is for 4 passes; with 2 passes its promises need not hold" in told("-S", "2")
+    assert "Note" not in printed("-S", "4")
+    assert "is for 4 passes; with 2 passes its promises need not hold" in printed("-S", "2")
     assert run_cli("calibrate", "copy", "-S", "4", "--share", "0.5")[0] == 0
-    assert "is for other probabilities than these and was not used" in told("-S", "4")
-    assert "Note" not in told("-S", "4", "--uncalibrated")
+    assert "is for other probabilities than these and was not used" in printed("-S", "4")
+    assert "Note" not in printed("-S", "4", "--uncalibrated")
     status, output = run_cli("decide", "copy", "-S", "4", "--coverage", "0.8")
     assert status == 0 and "calibrated (temperature)" in output and "fitted on 10 held-out" in " ".join(output.split())
-    assert "Note" not in told("-S", "4")
+    assert "Note" not in printed("-S", "4")
 
 
 def test_cnn_cal_is_calibrated_by_its_training(run_cli):
@@ -553,6 +564,7 @@ def test_cnn_cal_is_calibrated_by_its_training(run_cli):
     assert json.loads(run_cli("evaluate", "run", "--json")[1])["calibrator"] == "temperature"
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_evaluated_calibrated_and_compared(run_cli):
     for seed in ("0", "1"):
         options = ["--method", "cnn-mcd", "--seed", seed, "--holdout", "0.1", "--set", "split_seed=0"]
@@ -617,3 +629,70 @@ def test_a_hostile_config_is_refused_in_one_sentence(text, tmp_path):
     with pytest.raises(CalgpError) as caught:
         from_json(run_options(tmp_path / "run.toml", {}, ["method.keep=0.5"]))
     assert len(str(caught.value)) < 600
+
+
+def test_evaluate_says_how_each_class_fares_and_what_to_do(run_cli, cli_run, tmp_path, monkeypatch):
+    shutil.copytree(cli_run, tmp_path / "copy")
+    monkeypatch.setenv("COLUMNS", "80")
+    status, output = run_cli("evaluate", "copy", "-S", "4")
+    assert status == 0 and max(map(len, output.splitlines())) <= 80
+    found = json.loads(run_cli("evaluate", "copy", "-S", "4", "--json")[1])
+    right = sum(n for y, label, n in found["confusion"]["entries"] if y == label)
+    assert found["confusion"]["classes"] == 10 and sum(entry[2] for entry in found["confusion"]["entries"]) == 1000
+    assert right == round(1000 * (1 - found["scores"]["err"]))
+    rows = output[output.index("By class") : output.index("True class")].splitlines()[4:14]
+    shares = [float(row.split("│")[3].removesuffix(" % ")) for row in rows]
+    assert shares == sorted(shares) and sum(shares) == pytest.approx(100 * right / 100)  # 100 images a class
+    matrix = [line.split()[1:] for line in output[output.index("True class") :].splitlines()[2:12]]
+    assert sum(int(cell) for line in matrix for cell in line if cell != "·") == 1000
+    gap = found["scores"]["confidence"] - (1 - found["scores"]["err"])
+    sentence = f"{'Over' if gap > 0 else 'Under'}-confident by {abs(100 * gap):.1f} points on average."
+    assert sentence in output and "calgp calibrate copy" in " ".join(output.split())
+    status, output = run_cli("evaluate", "copy", "-S", "4", "--source", "letters")
+    assert status == 0 and "By class" not in output  # no labels of its own
+
+
+@pytest.mark.parametrize("random", [True, False])
+def test_predictions_are_readable_at_80_columns(random):
+    from calgp.cli.tables import prediction_table
+
+    row = {
+        "label": "a rather long class name",
+        "probability": 0.9812,
+        "entropy": 0.1234,
+        "file": "folder/" * 20 + "a.png",
+        "mutual_information": 0.0123 * random,
+        "monte_carlo_error": 0.0045 * random,
+        "probabilities": {"a rather long class name": 0.9812, "another": 0.0188},
+        "abstains": False,
+        "set": ["x", "y"],
+    }
+    console = Console(width=80, file=io.StringIO())
+    console.print(prediction_table([row]))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert ("0.981 ± 0.004" in text) == ("information" in text) == ("0.012" in text) == random
+    assert "0.981" in text and "0.123" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["evaluate", "shipped", "--device", "cuda"],
+            "Invalid --device cuda: this machine has no cuda that torch can use",
+        ),
+        (
+            ["evaluate", "shipped", "--device", "abacus"],
+            "Invalid --device abacus: must be auto, cpu, cuda, cuda:1 or mps",
+        ),
+        (["--network", "mine=nothing.py:make", "methods"], "nothing.py cannot be imported (FileNotFoundError"),
+        (["--network", "mine=json:nothing", "methods"], "json cannot be imported (AttributeError"),
+        (["--network", "mine=json:__name__", "methods"], "__name__ must be a function that makes a network"),
+    ],
+)
+def test_what_is_not_there_is_one_line_of_our_own(run_cli, arguments, says):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    status, message = run_cli(*arguments)
+    assert status == 1 and says in message and "\n" not in message

@@ -25,8 +25,8 @@ from calgp.cli.demo import (
     shown,
     verdict,
 )  # fmt: skip
-from calgp.experiments.tune import read_log
 from calgp.runs import RunFolder
+from calgp.search.tune import read_log
 
 LOGS = Path(__file__).parents[1] / "results" / "tuning" / "demo"  # in a checkout only
 

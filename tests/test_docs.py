@@ -1,5 +1,6 @@
-"""The documentation site is built from what is there, without a warning; its notebook runs."""
+"""The documentation site is built from what is there, without a warning; its notebook runs; CONTRIBUTING is true."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -58,3 +59,30 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    spec = importlib.util.spec_from_file_location("rooms", ROOT / "tools" / "rooms.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_import_contract(rooms):
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert rooms.drawn(page) == page, "run `python tools/rooms.py`"
+    named = {room for layer in rooms.layers() for room in layer} - {"trackers", "errors"}
+    assert named == set(re.findall(r"^\| `(\w+)` \|", page, re.M))
+    there = {path.stem for path in (ROOT / "src" / "calgp").iterdir() if not path.name.startswith("_")}
+    assert named | {"trackers", "errors"} == there - {"py"}
+
+
+def test_contributing_names_files_that_are_there():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:src/calgp/)?((?:\w+/)*\w+\.py)`", page)) - {
+        "methods/yours.py",
+        "tests/methods/test_yours.py",
+    }
+    assert len(named) > 20
+    assert [name for name in named if not any((ROOT / place / name).is_file() for place in ("src/calgp", "."))] == []

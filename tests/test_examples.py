@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+from calgp.data import load
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,9 +23,16 @@ def test_the_examples_run(path, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_readme_example_runs(tmp_path, monkeypatch, capsys):
+def test_the_readme_examples_run(tmp_path, monkeypatch, capsys):
+    """In their order; the trained network of the last one, and its data, are the reader's."""
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len([line for line in code.splitlines() if line.strip() and not line.startswith(("import", "from"))]) <= 5
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 (our own README)
-    assert "err" in capsys.readouterr().out
+    folder, embeddings, trained = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    images = load("digits", "train").take(torch.arange(600))
+    train, held_out = ((part.pixels(), part.y) for part in images.split(0.25, seed=0))
+    torch.manual_seed(0)
+    names = {"network": nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))}
+    names |= {"train": train, "held_out": held_out, "x": held_out[0][:3]}
+    for code in (folder.replace("minutes=1", "steps=5"), embeddings, trained):
+        exec(compile(code, "README.md", "exec"), names)  # noqa: S102 (our own README)
+    printed = capsys.readouterr().out
+    assert "err" in printed and "(997, 10)" in printed and "[3, 10]" in printed

@@ -13,6 +13,7 @@ from fuzz import MEMORY, Reader, dump, fuzz, mutate_bytes, mutate_value
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_two_thousand_mutated_files_give_clear_errors_or_values(tmp_path):
     command = [sys.executable, "-m", "fuzz", "--files", "2000", "--seed", "1", "--keep", str(tmp_path / "kept")]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=600)

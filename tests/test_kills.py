@@ -20,12 +20,12 @@ def test_thirty_kills_lose_nothing():
     script = Path(__file__).parent / "kills.py"
     done = subprocess.run([sys.executable, str(script), "--kills", "30"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
+    summary = json.loads(done.stdout)
     kinds = ("training", "evaluation", "reproduction")
-    kills = {kind: sum(n for name, n in told["kills"].items() if name.startswith(kind)) for kind in kinds}
-    assert told["all kills"] >= 30
+    kills = {kind: sum(n for name, n in summary["kills"].items() if name.startswith(kind)) for kind in kinds}
+    assert summary["all kills"] >= 30
     assert min(kills.values()) >= 3
-    assert sum(n for name, n in told["left behind"].items() if "checkpoint" in name) > 0
+    assert sum(n for name, n in summary["left behind"].items() if "checkpoint" in name) > 0
 
 
 def test_the_comparison_sees_a_single_bit(tmp_path):

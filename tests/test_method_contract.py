@@ -19,7 +19,9 @@ RESNET = ResNet(n=1, widths=(4, 8, 8), pad_to=8)
 TASKS = {"grey-10": Task(1, 28, 28, 10), "colour-100": Task(3, 32, 32, 100), "grey-2": Task(1, 28, 28, 2)}
 TOY = Task(1, 8, 8, 3)
 
-every_method = pytest.mark.parametrize("name", METHODS)
+every_method = pytest.mark.parametrize(  # presets are other options of the same code
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.endswith("-paper")) for name in METHODS]
+)
 
 
 def build(name, task=TOY, backbone=RESNET, seed=0):
@@ -53,6 +55,7 @@ def test_it_builds_and_predicts_probabilities(name, task):
         assert getattr(result, column).isfinite().all()
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("backbone", [LENET, RESNET], ids=["lenet", "resnet"])
 def test_some_steps_lower_the_estimate_of_the_bound(name, backbone):
@@ -127,6 +130,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("network", NETWORKS)
 def test_memory_does_not_change_the_prediction(name, network):

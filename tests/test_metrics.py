@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import average_precision_score, confusion_matrix, precision_recall_fscore_support, roc_auc_score
 
 import reference
 from calgp import metrics
@@ -611,6 +611,7 @@ def test_nothing_cannot_be_scored():
         metrics.bootstrap(nothing, metrics.mnll, seed=0)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_columns():
     # 20,000 × 1000 float16 predictions are 40 MB; in float32 each temporary of their size would be 80 MB. Chunks of
     # 2^17 probabilities need 0.5 MB a temporary, columns 17 bytes a row: 24 MB leave room for the allocator's slack.
@@ -650,3 +651,39 @@ def test_cells_are_those_of_a_search_among_the_edges(bins, closed, side):
     found = _cells(confidence[None], edges, closed)
     np.testing.assert_array_equal(found[0], np.searchsorted(edges.numpy(), confidence.numpy(), side=side))
     assert found.dtype == torch.long
+
+
+@pytest.mark.parametrize(("n", "classes"), [(1, 2), (40, 3), (500, 10), (300, 1000)])
+def test_confusion_precision_and_recall_are_scikit_learns(n, classes):
+    generator = torch.Generator().manual_seed(n)
+    y, labels = (torch.randint(classes, (n,), generator=generator) for _ in range(2))
+    found = metrics.confusion(labels, y, classes=classes)
+    np.testing.assert_array_equal(found.matrix(), confusion_matrix(y, labels, labels=range(classes)))
+    precision, recall, _, support = precision_recall_fscore_support(
+        y, labels, labels=range(classes), zero_division=np.nan
+    )
+    by_class = found.by_class()
+    assert [each.n for each in by_class] == support.tolist()
+    for share, expected in (
+        ([each.recall for each in by_class], recall),
+        ([each.precision for each in by_class], precision),
+    ):
+        np.testing.assert_allclose(np.array(share, float), expected, rtol=1e-12)  # None is NaN
+
+
+def test_mistakes_of_a_confusion_come_by_their_number():
+    y, labels = torch.tensor([0, 0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 2, 2, 2, 0, 2])
+    found = metrics.confusion(labels, y, classes=3)
+    assert found.mistakes() == [(1, 2, 2), (0, 1, 1), (0, 2, 1), (1, 0, 1)]
+    assert [each.mistaken_for for each in found.by_class()] == [(1, 1), (2, 2), None]
+
+
+@pytest.mark.parametrize("entries", [((0, 2, 1),), ((-1, 0, 1),), ((0, 0, 0),), ((0, 0, 1), (0, 0, 2))])
+def test_a_confusion_that_cannot_be_is_refused(entries):
+    with pytest.raises(ValueError, match="entry"):
+        metrics.Confusion(2, entries)
+
+
+def test_labels_of_other_images_are_refused():
+    with pytest.raises(CalgpError, match="as many labels as images"):
+        metrics.confusion(torch.zeros(3, dtype=torch.long), torch.zeros(2, dtype=torch.long), classes=2)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from calgp import options as options_module
 from calgp.errors import CalgpError
-from calgp.estimator import OWN, ConvGPClassifier
-from calgp.experiments.reproduce import key
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Wrapped
 from calgp.options import COUNT, POSITIVE, Interval, Option, Text, find_option, options_of, validate
 from calgp.run import Run
 from calgp.runs import from_json
+from calgp.runs.jobs import key
+from calgp.sklearn import OWN, ConvGPClassifier
 
 SOURCE = Path(options_module.__file__).parent
 KINDS = [Run, *dict.fromkeys(map(type, METHODS.values())), *dict.fromkeys(map(type, BACKBONES.values())), Wrapped]
@@ -37,7 +37,7 @@ def run(*words):
     result = CliRunner().invoke(cli.app, list(words), env={"COLUMNS": "200"})
     return result.output + str(result.exception or "")
 
-tiny = "--train-size 50 --steps 1 --set backbone.channels=1,1 --set backbone.hidden=4".split()
+tiny = "--train-size 50 --steps 1 --backbone lenet --set backbone.channels=1,1 --set backbone.hidden=4".split()
 found = {command: run(command, "--help") for command in ("train", "sweep", "tune")}
 found["refused"] = [run("train", *words) for words in (["--heat", "10"], ["--set", "heat=x"], ["--set", "warmt=1"])]
 found["torch"] = "torch" in sys.modules
@@ -48,11 +48,11 @@ for name, words in {"flag": ["--heat", "4"], "set": ["--set", "warmth=5"], "conf
 found["grid"] = run("sweep", "--dry", "--grid", "heat=7,8", *tiny)
 from calgp import ConvGPClassifier
 from calgp.data import load
-from calgp.experiments.reproduce import key
+from calgp.runs.jobs import key
 from calgp.run import train_command
 from calgp.runs import from_json
 images = load("digits", "test").balanced(20, 0)
-small = ConvGPClassifier(backbone_options={"channels": (1, 1)}, epochs=1, warmth=2)
+small = ConvGPClassifier(backbone="lenet", backbone_options={"channels": (1, 1)}, epochs=1, warmth=2)
 found["estimator"] = small.fit(images.x.numpy(), images.y.numpy()).run_.warmth
 found["parameters"] = ConvGPClassifier().get_params()["warmth"]
 found["command"] = train_command(from_json({"warmth": 2}))

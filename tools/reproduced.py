@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from calgp.experiments import EXPERIMENTS
-from calgp.experiments.tables import NAMES, PUBLISHED
-from calgp.experiments.verdicts import SAYS, STATES
+from calgp.paper import EXPERIMENTS
+from calgp.paper.tables import NAMES, PUBLISHED
+from calgp.paper.verdicts import SAYS, STATES
 
 DOCS = Path(__file__).parent.parent / "docs"
 MOST = 100  # rows of a table that is still read; longer ones are drawn only
@@ -76,7 +76,7 @@ def _verdict(verdict: dict[str, Any]) -> list[str]:
     for part in verdict["comparisons"]:
         places.setdefault((part["panel"], part["metric"]), Counter())[part["state"]] += 1
     panels, metrics = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
-    lines = [f"**{_says(verdict)}**: {verdict['claim']} ({verdict['told']})\n\n"]
+    lines = [f"**{_says(verdict)}**: {verdict['claim']} ({verdict['summary']})\n\n"]
     if len(panels) > 1:
         lines.append(f"| {COUNTS} | {' | '.join(NAMES[metric] for metric in metrics)} |\n")
         lines.append(f"| --- |{' ---: |' * len(metrics)}\n")

@@ -9,27 +9,29 @@ from typing import TYPE_CHECKING, Any
 from calgp._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from calgp.embeddings import GPClassifier
     from calgp.errors import CalgpError
-    from calgp.estimator import ConvGPClassifier
     from calgp.gp import Bound, DeepGP, Predictive, RandomFeatureGP, predict
     from calgp.methods import METHODS
-    from calgp.nets import BACKBONES
+    from calgp.methods.own_loop import gp_classifier
     from calgp.nets.wrap import wrap
-    from calgp.runs import Classifier, Run, compare, ensemble, load, train
+    from calgp.runs import Classifier, Run, load, train, upgrade
+    from calgp.sklearn import ConvGPClassifier
 
 _ROOMS = {
     "calgp.errors": ("CalgpError",),
-    "calgp.estimator": ("ConvGPClassifier",),
+    "calgp.sklearn": ("ConvGPClassifier",),
     "calgp.gp": ("Bound", "DeepGP", "Predictive", "RandomFeatureGP", "predict"),
+    "calgp.embeddings": ("GPClassifier",),
     "calgp.methods": ("METHODS",),
-    "calgp.nets": ("BACKBONES",),
+    "calgp.methods.own_loop": ("gp_classifier",),
     "calgp.nets.wrap": ("wrap",),
-    "calgp.runs": ("Classifier", "Run", "compare", "ensemble", "load", "train"),
+    "calgp.runs": ("Classifier", "Run", "load", "train", "upgrade"),
 }
 
 __all__ = [
-    "BACKBONES", "METHODS", "Bound", "CalgpError", "Classifier", "ConvGPClassifier", "DeepGP", "Predictive",
-    "RandomFeatureGP", "Run", "compare", "ensemble", "load", "predict", "train", "wrap",
+    "METHODS", "Bound", "CalgpError", "Classifier", "ConvGPClassifier", "DeepGP", "GPClassifier", "Predictive",
+    "RandomFeatureGP", "Run", "gp_classifier", "load", "predict", "train", "upgrade", "wrap",
 ]  # fmt: skip
 
 

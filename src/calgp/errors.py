@@ -13,7 +13,7 @@ class CalgpError(Exception):
     sentence and exits with status 1.
     """
 
-    alone = False  # whether only one of several processes has met it, so that the first cannot tell of it
+    on_one_rank = False  # whether it happened on one of several ranks only, so that rank 0 cannot print it
 
 
 def short_repr(value: Any) -> str:

@@ -119,6 +119,15 @@ class Option:
         return f"--{self.name.replace('_', '-')}", *self.about.flags
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it is a flag without a value: --name, or --no-name where it can be on by default."""
+        return {leaf for leaf, _ in _alternatives(self.type)} == {bool}
+
+    def switch(self, value: bool) -> str:
+        """The flag that sets a switch."""
+        return self.flags[0] if value else self.flags[0].replace("--", "--no-", 1)
+
+    @property
     def default_text(self) -> str:
         """The default in words, or as people type it."""
         return self.about.default_text or ("required" if self.default is ... else _text(self.default))
@@ -148,9 +157,9 @@ class Option:
 
     def show(self, value: Any) -> str:
         """A text that `parse` reads as this value."""
-        text = _text(value)
+        text = "none" if value == () and "none" in self.choices else _text(value)
         try:
-            return text if self.parse(text) == value else json.dumps(value)
+            return text if self.parse(text) in (value, ("none",)) else json.dumps(value)
         except CalgpError:
             return json.dumps(value)
 

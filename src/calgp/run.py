@@ -22,6 +22,7 @@ else:
 MODEL, IMAGES, TRAINING = "Model", "Images", "Training"  # the panels of `calgp train --help`
 WHOLE = Interval(1, 1e12)
 SEED = Interval(0, 2**63, open=")")
+EPOCHS, STEPS = 20, (600, 20_000)  # of a run that names no budget: so many epochs, within these limits
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Run:
 
     The fields say what they are for, here and in `calgp train --help`.
 
-    >>> from calgp import BACKBONES, METHODS
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
     >>> run = Run(METHODS["cnn-cal"], BACKBONES["lenet"], source="mnist", epochs=3)
-    >>> run.label, run.holdout, run.total_steps(54_000)
-    ('cnn-cal', 0.1, 1620)
+    >>> run.label, run.holdout, run.learning_rate, run.total_steps(54_000)
+    ('cnn-cal', 0.1, 0.003, 1620)
     """
 
     method: Method = field(
@@ -41,7 +43,7 @@ class Run:
     )
     backbone: Backbone = field(
         metadata=about(
-            "The network: see `calgp backbones`; or your own (`calgp --network`).", default_text="lenet", group=MODEL
+            "The network: see `calgp backbones`; or your own (`calgp --network`).", default_text="auto", group=MODEL
         )
     )
     source: str = option(
@@ -62,7 +64,7 @@ class Run:
     )  # fmt: skip
     holdout: float | None = option(
         None, "Share of the training images kept for validation and calibration.", within=Interval(0, 1, open=")"),
-        default_text="0; 0.1 if the method calibrates or patience is given", example=0.1, group=IMAGES,
+        default_text="0.1; of fewer than 500 images 0", example=0.1, group=IMAGES,
     )  # fmt: skip
     seed: int = option(
         0, "Seed of all that is random: subset, hold-out, Ω, first weights, order of the images, masks.", within=SEED,
@@ -72,16 +74,26 @@ class Run:
         None, "Seed of subset and hold-out alone, so that the runs of an ensemble share them.", within=SEED,
         default_text="as seed", example=0, group=IMAGES,
     )  # fmt: skip
-    epochs: float = option(10.0, "Passes over the training images.", within=POSITIVE, group=TRAINING)
+    epochs: float | None = option(
+        None, "Passes over the training images.", within=POSITIVE,
+        default_text="20, but 600 to 20,000 steps in all", example=20.0, group=TRAINING,
+    )  # fmt: skip
     steps: int | None = option(
         None, "Optimiser steps, instead of epochs.", within=WHOLE, default_text="by epochs", example=1000,
         group=TRAINING,
     )  # fmt: skip
+    minutes: float | None = option(
+        None, "Train for about so long, instead of epochs: a few steps are timed, then the number of steps is fixed.",
+        within=POSITIVE, default_text="by epochs", example=10.0, group=TRAINING, since_version="0.2.0",
+    )  # fmt: skip
     batch_size: int = option(100, "Images a step, of all processes together.", within=WHOLE, group=TRAINING)
     optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
-    learning_rate: float = option(1e-3, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), group=TRAINING)
+    learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
+        None, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), default_text="the method's",
+        example=0.003, group=TRAINING,
+    )  # fmt: skip
     schedule: Literal["constant", "cosine", "one-cycle"] = option(
-        "constant",
+        "one-cycle",
         "Course of the learning rate: cosine falls to 0; one-cycle rises for a quarter, then falls to 0.",
         group=TRAINING,
     )
@@ -95,13 +107,15 @@ class Run:
         "count the same.",
         within=Interval(0), default_text="1 each", example="balanced", group=TRAINING, since_version="0.1.0",
     )  # fmt: skip
-    augment: tuple[Literal["flip", "crop"], ...] = option(
-        (), "Change the training images in each step: flip left and right, crop moves them.", default_text="none",
-        example="flip,crop", group=IMAGES, since_version="0.1.0",
+    augment: tuple[Literal["auto", "none", "flip", "crop"], ...] = option(
+        ("auto",), "Change the training images in each step: flip left and right, crop moves them; none.",
+        default_text="auto: crop for colour images of 32 pixels and more", example="flip,crop", group=IMAGES,
+        since_version="0.1.0", before=(),
     )  # fmt: skip
-    crop: int = option(
-        4, "Pixels by which crop moves an image at most.", within=WHOLE, group=IMAGES, since_version="0.1.0"
-    )
+    crop: int | None = option(
+        None, "Pixels by which crop moves an image at most.", within=WHOLE, default_text="an eighth of its side",
+        example=4, group=IMAGES, since_version="0.1.0", before=4,
+    )  # fmt: skip
     normalise: Literal["none", "standard"] = option(
         "none", "Pixels: x / 255, or by mean and deviation of each channel, which are stored with the model.",
         group=IMAGES, since_version="0.1.0",
@@ -119,16 +133,27 @@ class Run:
     skip_unreadable: bool = option(
         False, "Leave out image files that cannot be read, instead of stopping.", group=IMAGES, since_version="0.2.0"
     )
+    calibration: bool | None = option(
+        None, "Fit a temperature on the hold-out at the end, where that makes its probabilities better.",
+        default_text="yes; of the paper's methods only cnn-cal", example=True, group=TRAINING, since_version="0.2.0",
+        before=False,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", self.method.learning_rate)
         check_options(self)
-        object.__setattr__(self, "augment", tuple(sorted(set(self.augment))))
+        augment = tuple(sorted(set(self.augment) - {"none"}))
+        if len(self.augment) > 1 and {"auto", "none"} & set(self.augment):
+            raise CalgpError(f"Invalid augment={','.join(self.augment)}: auto and none must stand alone.")
+        object.__setattr__(self, "augment", augment)
         calibrator = self.method.calibrator
-        if self.holdout is None:
-            object.__setattr__(self, "holdout", 0.1 if calibrator or self.patience else 0.0)
-        if calibrator and not self.holdout:
+        if self.holdout is None and (calibrator or self.patience or self.calibration):
+            object.__setattr__(self, "holdout", 0.1)
+        if self.holdout == 0 and (calibrator or self.calibration):
             raise CalgpError(
-                f"Invalid holdout=0: {self.label} fits its {calibrator} on held-out images, such as --holdout 0.1."
+                f"Invalid holdout=0: {self.label} fits its {calibrator or 'temperature'} on held-out images, such as "
+                "--holdout 0.1."
             )
         if self.patience and not self.holdout:
             raise CalgpError(
@@ -139,7 +164,13 @@ class Run:
 
     def total_steps(self, n: int) -> int:
         """Optimiser steps for n training images; the last batch of an epoch may be smaller."""
-        return self.steps if self.steps is not None else math.ceil(self.epochs * math.ceil(n / self.batch_size))
+        if self.steps is not None:
+            return self.steps
+        epoch = math.ceil(n / self.batch_size)
+        if self.epochs is not None:
+            return math.ceil(self.epochs * epoch)
+        least, most = STEPS
+        return min(max(EPOCHS * epoch, least), most)
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """A pure function of the step, so that resuming needs no schedule state."""
@@ -191,7 +222,8 @@ def assign(options: dict[str, Any], name: str, value: Any) -> None:
 def train_command(run: Run) -> str:
     """The command that trains this very run.
 
-    >>> from calgp import BACKBONES, METHODS
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
     >>> train_command(Run(METHODS["cnn-mcd"], BACKBONES["lenet"], epochs=3, augment=("flip", "crop")))
     'calgp train --source digits --method cnn-mcd --backbone lenet --epochs 3 --augment crop,flip'
     """
@@ -203,7 +235,7 @@ def train_command(run: Run) -> str:
     default = Run(run.method, run.backbone, run.source)
     for name, each in options_of(Run).items():
         if (value := getattr(run, name)) != getattr(default, name):
-            words += [each.flags[0]] if each.type is bool else [each.flags[0], each.show(value)]  # off by default
+            words += [each.switch(value)] if each.is_switch else [each.flags[0], each.show(value)]
     return shlex.join(words)
 
 

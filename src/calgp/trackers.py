@@ -136,7 +136,7 @@ def _to_mlflow(folder: RunFolder, where: str, model: bool) -> str:
 
 @contextmanager
 def _mlflow(where: str) -> Iterator[tuple[Any, Any]]:
-    """MLflow and a client of the store; a directory is a store of files, which MLflow takes only if it is told to."""
+    """MLflow and a client of the store; a directory is a store of files, which MLflow takes only if that is allowed."""
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
     address = where
     if "://" not in where:

@@ -15,7 +15,7 @@ from calgp.errors import CalgpError
 
 
 def photographs(n=40, channels=3, height=32, width=32) -> Images:
-    """Smooth random pictures: like photographs, neighbouring pixels are alike."""
+    """Smooth random images: like photographs, neighbouring pixels are alike."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(n, channels, 6, 6, generator=generator)
     x = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").mul(255).clamp(0, 255).byte()

@@ -24,7 +24,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 class Host(ThreadingHTTPServer):
     def handle_error(self, request, client_address):
-        """A client that has seen enough may hang up; anything else is told."""
+        """A client that has seen enough may hang up; anything else is an error."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 

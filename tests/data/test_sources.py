@@ -22,7 +22,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def mnist(folder: Path, pack=bytes, suffix="") -> np.ndarray:
-    """Six pictures and labels in `folder` as MNIST's test part."""
+    """Six images and labels in `folder` as MNIST's test part."""
     x = np.random.default_rng(0).integers(0, 256, (6, 28, 28), dtype=np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"t10k-images-idx3-ubyte{suffix}").write_bytes(pack(idx(x)))

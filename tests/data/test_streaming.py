@@ -195,6 +195,7 @@ next(reading)
 """
 
 
+@pytest.mark.slow
 def test_a_program_ends_in_the_midst_of_a_reading(digits):
     ended = subprocess.run([sys.executable, "-c", OPEN, str(digits)], capture_output=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -213,6 +214,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_readers_end_with_a_killed_process_and_ignore_ctrl_c(digits):
     with subprocess.Popen([sys.executable, "-c", ORPHANS, str(digits)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -380,6 +380,7 @@ def test_several_threads_of_python_share_a_layer():
         assert all(torch.equal(found, expected) for found in pool.map(lambda _: projected(sorf, c), range(40)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "n_rf"), [(1280, 1280), (150, 300), (1100, 5000)])
 def test_signs_of_earlier_versions_keep_their_size(d, n_rf):
     """They were padded to a power of two."""

@@ -96,6 +96,7 @@ def test_draws_of_a_large_layer_have_the_moments(n_rf):
     assert (difference.abs() < 5 * math.sqrt(2) / 1000 * torch.outer(deviation, deviation)).all()
 
 
+@pytest.mark.slow
 def test_f_becomes_gaussian_as_features_become_many():
     """The Kolmogorov distance between f and its Gaussian falls as 1/√m, and stays below Berry and Esseen's bound."""
     distances = []
@@ -363,6 +364,7 @@ def test_an_alpha_that_is_none_is_refused(options):
         Softmax(**options)
 
 
+@pytest.mark.slow
 def test_many_outputs_are_drawn_without_their_covariance():
     """64 outputs, 32 draws: points in pairs, whose covariance over many draws is the closed form."""
     layer = MaskedLinear(6, 64, generator=seeded(0)).double()
@@ -501,6 +503,7 @@ def test_the_moments_of_many_classes_are_right_though_inputs_share_signs_in_grou
     assert (delta.mean(0).abs() < 5 * deviation / math.sqrt(samples)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [100, 1000])
 def test_points_of_many_classes_predict_as_masks_do(classes):
     """32 points, of which 16 are independent, against 2,000 masks, at 1,024 features and 40 inputs.
@@ -555,6 +558,7 @@ def test_the_factor_for_exports_is_choleskys(q):
     torch.testing.assert_close(_cholesky_by_columns(a), torch.linalg.cholesky(a), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", ["covariance", "variance"])
 def test_quasi_random_draws_are_the_same_for_all_rows_and_integrate_well(known):
     """E softmax(f) of Gaussians f of the size that trained models have, against 400,000 draws, whatever the batch.

@@ -25,7 +25,7 @@ def build(method=FEW, backbone=SMALL, task=TASK, seed=0):
     return method.build(task, backbone, generator=torch.Generator().manual_seed(seed))
 
 
-def pictures(n=20, task=TASK, seed=0):
+def random_images(n=20, task=TASK, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (n, task.channels, task.height, task.width), dtype=torch.uint8, generator=generator)
     return Images.of(x, torch.arange(n) % task.classes, tuple(map(str, range(task.classes))))
@@ -33,7 +33,7 @@ def pictures(n=20, task=TASK, seed=0):
 
 def finished(method=FEW, backbone=SMALL, task=TASK):
     model = build(method, backbone, task)
-    method.finish(model, pictures(task=task))
+    method.finish(model, random_images(task=task))
     return model
 
 
@@ -42,14 +42,14 @@ def finished(method=FEW, backbone=SMALL, task=TASK):
 def test_finish_sums_over_the_whole_training_set(covariance, backbone, monkeypatch):
     monkeypatch.setattr(laplace_module, "BATCH", 7)  # 20 images in three batches
     task, method = TASK if backbone is SMALL else TINY, dataclasses.replace(FEW, covariance=covariance)
-    model, images = build(method, backbone, task).double().train(), pictures(task=task)
+    model, images = build(method, backbone, task).double().train(), random_images(task=task)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     method.finish(model, images)
     assert model.training  # as it was, with batch norm's statistics, which were used
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, state[name])}
     assert changed == {"gp.root", "gp.fitted"}
     model.eval()
-    x, new = (pictures(task=task, seed=seed).pixels().double() for seed in (0, 1))
+    x, new = (random_images(task=task, seed=seed).pixels().double() for seed in (0, 1))
     phi, phi_new = (model.gp.process.phi(model.features(model.stem(v))).detach().numpy() for v in (x, new))
     latent = model(new)
     f = phi @ model.gp.process.weights.weight.detach().numpy()
@@ -62,7 +62,7 @@ def test_finish_sums_over_the_whole_training_set(covariance, backbone, monkeypat
 
 
 def test_it_is_trained_as_a_point_with_a_prior():
-    model, images = build().double(), pictures()
+    model, images = build().double(), random_images()
     x, y = images.pixels().double(), images.y
     nll, kl = Bound(model, n=20)(x, y)
     p = reference.softmax(model(x).mean[0].detach().numpy())
@@ -72,7 +72,7 @@ def test_it_is_trained_as_a_point_with_a_prior():
 
 
 def test_a_finished_model_predicts_from_one_pass_whatever_the_batches_and_by_the_seed():
-    model, x = finished(), pictures(6).pixels()
+    model, x = finished(), random_images(6).pixels()
     passes = []
     model.features.register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
     whole = predict(model, x, passes=6, seed=1)
@@ -85,7 +85,7 @@ def test_a_finished_model_predicts_from_one_pass_whatever_the_batches_and_by_the
 
 
 def test_draws_average_the_softmax_of_the_gaussian():
-    model, x = finished(), pictures(4).pixels()
+    model, x = finished(), random_images(4).pixels()
     latent = model.eval()(x)
     mean, deviation = latent.mean[0].detach().double().numpy(), latent.variance[0].detach().double().sqrt().numpy()
     f = mean + deviation * np.random.default_rng(0).standard_normal((40_000, 4, 5))
@@ -98,7 +98,7 @@ def test_draws_average_the_softmax_of_the_gaussian():
 
 def test_mean_field_is_one_point_that_no_seed_changes():
     draws, points = finished(), finished(dataclasses.replace(FEW, predictive="mean-field"))
-    x = pictures(4).pixels()
+    x = random_images(4).pixels()
     latent = draws.eval()(x)
     f = latent.mean[0].detach().numpy() / np.sqrt(1 + np.pi / 8 * latent.variance[0].detach().numpy())
     one, other = (predict(points, x, passes=5, seed=seed) for seed in (0, 1))
@@ -122,8 +122,8 @@ def test_two_and_a_hundred_classes_of_colour_pictures_in_float64(classes):
     for covariance in ("shared", "per-class"):
         method = CnnLaplace(n_rf=12, covariance=covariance)
         model = build(method, DEEP, task).double()
-        method.finish(model, pictures(2 * classes, task))
-        result = predict(model, pictures(3, task, seed=1).pixels().double(), passes=2)
+        method.finish(model, random_images(2 * classes, task))
+        result = predict(model, random_images(3, task, seed=1).pixels().double(), passes=2)
         assert result.log_probs.shape == (3, classes) and result.log_probs.dtype == torch.float64
         assert result.log_probs.isfinite().all()
 

@@ -31,7 +31,7 @@ def build(method=Svdkl(reduced=6, grid=12), backbone=SMALL, task=TASK, seed=0):
     return method.build(task, backbone, generator=seeded(seed))
 
 
-def pictures(n=20, task=TASK, seed=0):
+def random_images(n=20, task=TASK, seed=0):
     shape = (n, task.channels, task.height, task.width)
     x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=seeded(seed))
     return Images.of(x, torch.arange(n) % task.classes, tuple(map(str, range(task.classes))))
@@ -128,7 +128,7 @@ def test_extreme_inputs_stay_on_the_grid_with_finite_gradients():
 
 
 def test_latent_is_over_the_reduced_features_and_the_likelihood_mixes_them():
-    model, x = build().double().eval(), pictures(3).pixels().double()
+    model, x = build().double().eval(), random_images(3).pixels().double()
     latent = model(x)
     assert latent.mean.shape == latent.variance.shape == (1, 3, 6)
     c = model.features(model.stem(x)) @ model.reduction.weight
@@ -141,7 +141,7 @@ def test_latent_is_over_the_reduced_features_and_the_likelihood_mixes_them():
 
 
 def test_predictions_average_the_softmax_of_mixed_gaussians():
-    model, x = build(), pictures(4).pixels()
+    model, x = build(), random_images(4).pixels()
     latent = model.eval()(x)
     mean, deviation = (v[0].detach().double().numpy() for v in (latent.mean, latent.variance.sqrt()))
     g = mean + deviation * np.random.default_rng(0).standard_normal((40_000, 4, 6))
@@ -155,11 +155,11 @@ def test_predictions_average_the_softmax_of_mixed_gaussians():
 def test_few_features_are_not_reduced():
     model = build(backbone=DEEP, task=TINY)
     assert isinstance(model.reduction, torch.nn.Identity)
-    assert model(pictures(2, TINY).pixels()).mean.shape == (1, 2, 5)
+    assert model(random_images(2, TINY).pixels()).mean.shape == (1, 2, 5)
 
 
 def test_a_single_image_can_be_a_batch_of_training():
-    model, images = build(), pictures(1)
+    model, images = build(), random_images(1)
     sum(Bound(model, n=1)(images.pixels(), images.y)).backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
@@ -167,7 +167,7 @@ def test_a_single_image_can_be_a_batch_of_training():
 @pytest.mark.parametrize("backbone", [SMALL, DEEP], ids=["lenet", "resnet"])
 def test_start_spreads_the_training_features_over_the_grid(backbone):
     task = TASK if backbone is SMALL else TINY
-    model, images = build(backbone=backbone, task=task).train(), pictures(task=task)
+    model, images = build(backbone=backbone, task=task).train(), random_images(task=task)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     before = torch.get_rng_state()
     Svdkl().start(model, images, generator=seeded(0))
@@ -187,13 +187,13 @@ def test_start_spreads_the_training_features_over_the_grid(backbone):
 @pytest.mark.parametrize("classes", [2, 100])
 def test_two_and_a_hundred_classes_of_colour_pictures_in_float64(classes):
     model = build(backbone=DEEP, task=Task(3, 8, 8, classes)).double()
-    result = predict(model, pictures(3, Task(3, 8, 8, 2)).pixels().double(), passes=2)
+    result = predict(model, random_images(3, Task(3, 8, 8, 2)).pixels().double(), passes=2)
     assert result.log_probs.shape == (3, classes) and result.log_probs.dtype == torch.float64
     assert result.log_probs.isfinite().all()
 
 
 def test_a_copy_is_a_model_of_its_own():
-    model, x = build(), pictures(2).pixels()
+    model, x = build(), random_images(2).pixels()
     twin = copy.deepcopy(model)
     kl = twin.kl().item()
     with torch.no_grad():
@@ -256,7 +256,7 @@ def test_its_settings_and_torchs_are_as_they_were():
         return [{k: v for k, v in value.items() if k.startswith("_global")} for value in values]
 
     before = settings(), torch.get_num_threads(), torch.get_default_dtype(), torch.get_rng_state()
-    model, images = build(), pictures(4)
+    model, images = build(), random_images(4)
     sum(Bound(model, n=4)(images.pixels(), images.y, Noise(0, torch.arange(1), images.rows))).backward()
     assert settings() == before[0]
     assert (torch.get_num_threads(), torch.get_default_dtype()) == before[1:3]

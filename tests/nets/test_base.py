@@ -10,10 +10,14 @@ from lightning_fabric import Fabric
 from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Convolution, Masking, MeanField, Noise, name_sites
 from calgp.methods import METHODS
-from calgp.nets import LeNet, ResNet, Task
+from calgp.nets import Compact, LeNet, ResNet, Task
 from calgp.runs import Interrupted, Run, RunFolder, train_run
 
-NETS = {"lenet": LeNet(channels=(4, 6), hidden=(8,)), "resnet": ResNet(n=1, widths=(4, 6, 9), pad_to=8)}
+NETS = {
+    "lenet": LeNet(channels=(4, 6), hidden=(8,)),
+    "resnet": ResNet(n=1, widths=(4, 6, 9), pad_to=8),
+    "compact": Compact(widths=(4, 6)),
+}
 TASK = Task(3, 12, 12, 4)
 every_net = pytest.mark.parametrize("name", NETS)
 

@@ -15,7 +15,7 @@ every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 
 
 def predictions(n=400, classes=5, sharpness=3.0, seed=0, dtype=torch.float64):
-    """Logits whose softmax the labels are drawn from, told `sharpness` times too sharply."""
+    """Logits whose softmax the labels are drawn from, multiplied by `sharpness`."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(n, classes, generator=generator, dtype=torch.float64)
     y = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)

@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -103,11 +104,25 @@ def test_uncertainty_that_says_nothing_has_the_error_rate_at_every_coverage():
 # --- binomial ------------------------------------------------------------------------------------------------------
 
 
+def tail(k, n, p):
+    """P(Binomial(n, p) ≤ k) by whole numbers: a float is a fraction."""
+    up, down = Fraction(p).as_integer_ratio()
+    return float(Fraction(sum(math.comb(n, i) * up**i * (down - up) ** (n - i) for i in range(k + 1)), down**n))
+
+
 @pytest.mark.parametrize(
-    ("k", "n", "p"), [(0, 10, 0.1), (3, 10, 0.9), (10, 10, 0.5), (40, 5000, 0.01), (0, 9999, 1e-4)]
+    ("k", "n", "p"),
+    [(0, 10, 0.1), (3, 10, 0.9), (10, 10, 0.5), (11, 10, 0.5), (9, 10, 1.0), (0, 10, 0.0), (12, 900, 0.01)],
 )
-def test_the_binomial_tail_is_scipy_s(k, n, p):
-    assert binomial_cdf(k, n, p) == pytest.approx(stats.binom.cdf(k, n, p), rel=1e-9)  # lgamma of 10⁴ in float64
+def test_the_binomial_tail_is_the_sum_of_its_terms(k, n, p):
+    assert binomial_cdf(k, n, p) == pytest.approx(tail(min(k, n), n, p), rel=1e-12)
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 2), (7, 300), (299, 300)])
+def test_both_ends_of_the_interval_leave_half_the_rest_beyond(k, n):
+    low, high = clopper_pearson(k, n, 0.9)
+    assert 1 - tail(k - 1, n, low) == pytest.approx(0.05, rel=1e-9)  # k or more would be seen so rarely
+    assert tail(k, n, high) == pytest.approx(0.05, rel=1e-9)
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 300), (7, 300), (300, 300), (19, 1000)])

@@ -14,17 +14,17 @@ from calgp.report import gallery
 @pytest.mark.parametrize("channels", [1, 3])
 def test_png_is_what_pillow_reads(channels: int) -> None:
     x = torch.randint(0, 256, (channels, 5, 7), generator=torch.Generator().manual_seed(0)).byte()
-    picture = Image.open(io.BytesIO(gallery.png(x)))
-    assert picture.mode == ("L" if channels == 1 else "RGB") and picture.size == (7, 5)
-    assert list(picture.tobytes()) == x.permute(1, 2, 0).flatten().tolist()
+    image = Image.open(io.BytesIO(gallery.png(x)))
+    assert image.mode == ("L" if channels == 1 else "RGB") and image.size == (7, 5)
+    assert list(image.tobytes()) == x.permute(1, 2, 0).flatten().tolist()
 
 
 @pytest.mark.parametrize(("height", "width", "shown"), [(28, 28, (28, 28)), (200, 100, (33, 66)), (2, 500, (83, 1))])
 def test_large_pictures_are_shrunk(height: int, width: int, shown: tuple[int, int]) -> None:
     x = torch.full((1, height, width), 77, dtype=torch.uint8)
     _, data = gallery.data_uri(x).split(",")
-    picture = Image.open(io.BytesIO(base64.b64decode(data)))
-    assert picture.size == shown and picture.getextrema() == (77, 77)
+    image = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert image.size == shown and image.getextrema() == (77, 77)
 
 
 def made(n: int = 40) -> tuple[Images, dict[str, torch.Tensor]]:
@@ -47,21 +47,21 @@ def test_galleries_are_in_order() -> None:
     uncertain, wrong, certain = gallery.galleries(images, columns, images.classes)
     entropy, names = columns["entropy"].tolist(), [f"row {i}" for i in range(len(images))]
     expected = sorted(range(len(images)), key=lambda i: -entropy[i])[: gallery.SHOWN]
-    assert [picture.name for picture in uncertain.pictures] == [names[i] for i in expected]
+    assert [image.name for image in uncertain.thumbnails] == [names[i] for i in expected]
     expected = sorted(range(len(images)), key=lambda i: entropy[i])[: gallery.SHOWN]
-    assert [picture.name for picture in certain.pictures] == [names[i] for i in expected]
+    assert [image.name for image in certain.thumbnails] == [names[i] for i in expected]
     mistakes = [i for i in range(len(images)) if columns["label"][i] != columns["y"][i]]
     expected = sorted(mistakes, key=lambda i: -columns["confidence"][i].item())[: gallery.SHOWN]
-    assert [picture.name for picture in wrong.pictures] == [names[i] for i in expected]
-    assert all(picture.wrong for picture in wrong.pictures)
+    assert [image.name for image in wrong.thumbnails] == [names[i] for i in expected]
+    assert all(image.wrong for image in wrong.thumbnails)
 
 
 def test_a_picture_tells_truth_and_prediction() -> None:
     images, columns = made()
-    picture = gallery.galleries(images, columns, images.classes)[0].pictures[0]
-    row = int(picture.name.removeprefix("row "))
-    assert picture.truth == "abc"[int(images.y[row])] and picture.label == "abc"[int(columns["label"][row])]
-    assert picture.uri == gallery.data_uri(images.x[row])
+    image = gallery.galleries(images, columns, images.classes)[0].thumbnails[0]
+    row = int(image.name.removeprefix("row "))
+    assert image.truth == "abc"[int(images.y[row])] and image.label == "abc"[int(columns["label"][row])]
+    assert image.uri == gallery.data_uri(images.x[row])
 
 
 def test_without_mistakes_there_is_no_gallery_of_them() -> None:
@@ -73,5 +73,5 @@ def test_without_mistakes_there_is_no_gallery_of_them() -> None:
 def test_outside_images_are_neither_right_nor_wrong() -> None:
     images, columns = made()
     most, least = gallery.outside_galleries(images, columns, ("0", "1", "2"))
-    assert not any(picture.wrong for picture in (*most.pictures, *least.pictures))
-    assert most.pictures[0].label in "012" and most.pictures[0].truth in "abc"
+    assert not any(image.wrong for image in (*most.thumbnails, *least.thumbnails))
+    assert most.thumbnails[0].label in "012" and most.thumbnails[0].truth in "abc"

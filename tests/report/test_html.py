@@ -159,7 +159,7 @@ def test_a_source_that_is_not_there_leaves_a_note_in_place_of_pictures(copied: R
     (copied.path / "predictions-letters.safetensors").rename(copied.path / copied.predictions_name(source))
     path.write_text(json.dumps(evaluation))
     page = reported([copied], tmp_path / "report.html")
-    assert "No pictures." in page.text and "<none>" in page.text
+    assert "No images." in page.text and "<none>" in page.text
     assert "Confidently wrong" in page.text  # the digits are still there
 
 

@@ -13,6 +13,10 @@ SMALL = {
     "steps": 30,
     "batch_size": 32,
     "learning_rate": 5e-3,
+    "schedule": "constant",
+    "holdout": 0.0,
+    "augment": [],
+    "calibration": False,
 }
 
 

@@ -13,7 +13,7 @@ def done_by(engine, tasks):
     said: dict[str, str | None] = {}
 
     def ended(task, failure):
-        assert task.name not in said, "told twice"
+        assert task.name not in said, "reported twice"
         said[task.name] = failure
 
     engine.run(work, tasks, ended=ended, watch=lambda under: None)

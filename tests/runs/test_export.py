@@ -124,7 +124,9 @@ def same_draws(model, x):
     return predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], passes=SAMPLES, seed=SEED)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "cnn-gp-sorf")) for name in METHODS]
+)
 def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
     backbone, task = CASES[name]
     model, path = fitted(name, task, backbone), tmp_path / "model.onnx"
@@ -145,6 +147,7 @@ def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
     assert bytes(str(Path(module.__file__).parent), "utf-8") not in path.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn-gp-sorf", "gpdnn"])
 def test_torch_export_gives_the_same_without_calgp(name, tmp_path):
     backbone, task = CASES[name]
@@ -175,6 +178,7 @@ def run_python(code, directory, *arguments):
     return done.stdout.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backbone", "options"),
     [
@@ -262,20 +266,17 @@ def test_the_file_says_what_it_is(calibrated):
     assert list(about["outputs"]) == list(NAMES)
 
 
-def test_the_loader_of_the_guide_needs_no_calgp(calibrated, fabric, tmp_path):
+def test_the_program_beside_the_file_needs_no_calgp(calibrated, fabric, tmp_path):
     folder, done = calibrated
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "deployment.md").read_text(encoding="utf-8")
-    code = guide.split("```python\n", 1)[1].split("```", 1)[0]
-    assert len([line for line in code.splitlines() if line.strip()]) <= 12
-    assert "calgp" not in code.replace('"calgp"', "")
-    picture = load("digits", "test").x[3, 0].numpy()
-    Image.fromarray(picture).save(tmp_path / "photo.png")
+    assert done.program == done.path.with_name("model_predict.py")
+    code = done.program.read_text(encoding="utf-8")
+    Image.fromarray(load("digits", "test").x[3, 0].numpy()).save(tmp_path / "photo.png")
     printed = run_python(
         f'import sys; sys.modules["calgp"] = None\n{code}', tmp_path, str(done.path), str(tmp_path / "photo.png")
     )
     expected = predict_files(folder, [tmp_path / "photo.png"], fabric, passes=SAMPLES, seed=SEED)
-    label, probability, entropy, information = printed.split()
-    assert [label] == expected.labels
+    file, label, probability, entropy, information = printed.split()
+    assert file == str(tmp_path / "photo.png") and [label] == expected.labels
     for text, value in ((probability, expected.confidence), (entropy, expected.entropy),
                         (information, expected.mutual_information)):  # fmt: skip
         assert float(text) == pytest.approx(value.item(), abs=1e-4)  # four digits are printed
@@ -288,7 +289,7 @@ def test_the_command_says_how_far_the_file_is_from_torch(calibrated, tmp_path):
     assert said.exit_code == 0, said.output
     assert "2 passes, seed 0" in said.output
     assert "Largest difference to torch over 32 images: probabilities" in said.output
-    assert file.is_file()
+    assert {each.name for each in tmp_path.iterdir()} == {"run.pt2", "run_predict.py"}
 
 
 def test_what_does_not_agree_is_not_kept(calibrated, tmp_path, monkeypatch):

@@ -203,7 +203,7 @@ def test_results_of_cnn_cal_say_whether_they_are_calibrated(cnn_cal):
 
 def test_a_method_that_calibrates_needs_a_hold_out():
     assert Run(METHODS["cnn-cal"], BACKBONES["lenet"]).holdout == 0.1
-    assert Run(METHODS["cnn"], BACKBONES["lenet"]).holdout == 0
+    assert Run(METHODS["cnn"], BACKBONES["lenet"]).holdout is None  # by the number of images
     assert Run(METHODS["cnn-cal"], BACKBONES["lenet"], holdout=0.3).holdout == 0.3
     with pytest.raises(CalgpError, match=r"--holdout 0\.1"):
         Run(METHODS["cnn-cal"], BACKBONES["lenet"], holdout=0.0)

@@ -11,19 +11,25 @@ import torch
 
 from calgp.data import Images, load
 from calgp.errors import CalgpError
-from calgp.experiments.reproduce import key
 from calgp.gp import Bound, Noise
 from calgp.nets import standardisers
 from calgp.runs import Interrupted, RunFolder, TrainingData, from_json, to_json, train_run
 from calgp.runs import training as training_module
+from calgp.runs.description import from_folder
 from calgp.runs.evaluation import score
 from calgp.runs.folder import build
+from calgp.runs.jobs import key
 from calgp.runs.training_data import class_weights
 from folders import held_out, predict_files, tensors
 
 from .conftest import small
 
 TINY = {"backbone": {"name": "lenet", "channels": [2, 4], "hidden": [8]}, "size": 12, "train_size": 100}
+
+FORMER = {
+    "backbone": "lenet", "holdout": 0.0, "epochs": 10.0, "learning_rate": 1e-3, "schedule": "constant", "augment": [],
+    "crop": 4, "calibration": False,
+}  # fmt: skip
 
 
 def interrupting(at):
@@ -37,8 +43,10 @@ def interrupting(at):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"method": {"name": "cnn-gp-sorf", "integrate": False}}, "4bea8f4dd33dcd69"),  # it was not there: off
-        ({"method": "cnn-cal", "backbone": "lenet-cifar", "source": "cifar10"}, "43fe8f41f67eaf26"),
+        # integrate and scale were not there: off
+        ({"method": {"name": "cnn-gp-sorf", "integrate": False, "scale": None, "keep_filters": 0.5}},
+         "4bea8f4dd33dcd69"),
+        ({"method": "cnn-cal", "backbone": "lenet-cifar", "source": "cifar10", "holdout": 0.1}, "43fe8f41f67eaf26"),
         ({"method": "cnn-mcd", "source": "mnist", "train_size": 1000, "steps": 500, "seed": 2, "learning_rate": 3e-3,
           "schedule": "one-cycle"}, "34df0f9a2e1c37f1"),
         ({"method": {"name": "cgp", "inducing": 20}, "holdout": 0.2, "split_seed": 1, "kl_weight": 0.5, "size": 16,
@@ -47,8 +55,8 @@ def interrupting(at):
     ],
 )  # fmt: skip
 def test_keys_of_runs_without_the_new_options_are_those_of_before_they_were_there(options, expected):
-    """The values are those of commit 141bd20."""
-    assert key(from_json(options)) == expected
+    """The values, and the defaults, are those of commit 141bd20."""
+    assert key(from_json(FORMER | options)) == expected
 
 
 def test_the_new_options_make_other_keys_and_survive_json():
@@ -61,9 +69,9 @@ def test_the_new_options_make_other_keys_and_survive_json():
     for run in runs:
         assert from_json(json.loads(json.dumps(to_json(run)))) == run
     older = to_json(runs[0])
-    for name in ("class_weights", "augment", "crop", "normalise", "patience"):
+    for name in ("class_weights", "augment", "crop", "normalise", "patience", "minutes", "calibration"):
         del older[name]
-    assert from_json(older) == runs[0]
+    assert from_folder(older) == replace(runs[0], augment=(), crop=4, calibration=False)  # as they were then
 
 
 @pytest.mark.parametrize(

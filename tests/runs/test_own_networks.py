@@ -82,7 +82,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path, fabric, freeze):
     resumed = train_run(this, folder, fabric, resume=True).model.state_dict()
     assert all(value.equal(resumed[key]) for key, value in whole.items())
     statistics = whole["features.network.1.running_mean"]
-    assert statistics.any()  # estimated anew, frozen or not
+    assert statistics.any()  # estimated again, frozen or not
 
 
 def test_as_data_it_is_a_name_and_options():

@@ -126,10 +126,10 @@ def test_accumulation_changes_nothing(found):
 @pytest.mark.slow
 def test_a_step_that_fails_on_one_rank_is_skipped_by_all(found):
     for each in found.values():
-        told = [(step, why) for step, why in enumerate(each["failing"]["skipped"], start=1) if why]
-        assert [step for step, _ in told] == [3, 5]
-        assert told[0][1] == "the covariance is not positive definite"
-        assert told[1][1].startswith("the bound is no finite number: negative log-likelihood term nan")
+        summary = [(step, why) for step, why in enumerate(each["failing"]["skipped"], start=1) if why]
+        assert [step for step, _ in summary] == [3, 5]
+        assert summary[0][1] == "the covariance is not positive definite"
+        assert summary[1][1].startswith("the bound is no finite number: negative log-likelihood term nan")
 
 
 @pytest.mark.slow
@@ -187,8 +187,8 @@ def test_three_kills_of_a_rank_lose_nothing():
     command = [sys.executable, str(SCRIPT), "kill", "--kills", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert told["kills"] == 3 and min(told["killed ranks"]) == 1
+    summary = json.loads(done.stdout)
+    assert summary["kills"] == 3 and min(summary["killed ranks"]) == 1
 
 
 @pytest.mark.slow

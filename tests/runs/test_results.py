@@ -273,7 +273,7 @@ FILES = {
     },
     "decisions.json": {"selection", "sets", "calibration", "n", "samples", "engine", "seed", "warning"},
     "scores-digits.temperature.json": SHARED
-    | {"scores", "intervals", "ece_variants", "reliability", "selective"},
+    | {"scores", "intervals", "ece_variants", "reliability", "confusion", "selective"},
     "scores-letters.temperature.json": SHARED | {"ood", "inside"},
 }  # fmt: skip
 

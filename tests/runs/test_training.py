@@ -296,6 +296,7 @@ def test_other_precisions_train_and_are_stored_as_they_were(tmp_path, precision,
     assert folder.log()[-1].n == 40  # the hold-out was scored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
 @pytest.mark.parametrize("method", ["gpdnn-mcd", "cgp"])
 def test_sparse_processes_train_in_every_precision_and_are_read_back(tmp_path, method, precision):

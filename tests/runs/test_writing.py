@@ -15,10 +15,11 @@ from dataclasses import replace
 import pytest
 
 from calgp.errors import CalgpError
-from calgp.experiments import Paths, run_missing
+from calgp.paper import run_missing
 from calgp.runs import RunFolder, ensemble, train_run, writing
+from calgp.runs.jobs import Paths
 from calgp.runs.results import NoteRecord, TrainRecord
-from calgp.runs.writing import PART, owned, remove_leftovers, reporting, write_whole
+from calgp.runs.writing import PART, owned, remove_leftovers, wrap_os_errors, write_whole
 from folders import calibrate, evaluate, tensors
 
 from .conftest import small
@@ -176,7 +177,7 @@ def test_a_link_stays_and_its_target_is_written(tmp_path):
     assert sorted(os.listdir(tmp_path / "elsewhere")) == ["new", "target"]
     round_and_round = tmp_path / "round"
     round_and_round.symlink_to(round_and_round)
-    with pytest.raises(CalgpError, match="symbolic links"), reporting(tmp_path):
+    with pytest.raises(CalgpError, match="symbolic links"), wrap_os_errors(tmp_path):
         write_whole(round_and_round, b"data")
 
 
@@ -197,7 +198,7 @@ def test_a_new_file_has_the_permissions_that_the_umask_leaves_and_an_old_one_its
 
 def test_a_directory_in_the_way_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "taken").mkdir()
-    with pytest.raises(CalgpError, match="Is a directory"), reporting(tmp_path):
+    with pytest.raises(CalgpError, match="Is a directory"), wrap_os_errors(tmp_path):
         write_whole(tmp_path / "taken", b"data")
     assert os.listdir(tmp_path) == ["taken"]
 
@@ -293,7 +294,7 @@ def test_a_file_size_limit_stops_a_training_and_leaves_its_checkpoint(tmp_path, 
 
 
 def test_a_full_device_is_told_in_one_sentence(tmp_path):
-    with pytest.raises(CalgpError, match="No space left"), reporting(tmp_path), open("/dev/full", "wb") as file:
+    with pytest.raises(CalgpError, match="No space left"), wrap_os_errors(tmp_path), open("/dev/full", "wb") as file:
         file.write(bytes(10**6))
 
 

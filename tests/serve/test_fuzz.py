@@ -31,6 +31,7 @@ OPERATIONS = {operation.label: operation for operation in (each.ok() for each in
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_every_answer_is_as_the_document_says(label):
     """To good requests and, where there can be any, to bad ones: both were among them."""
@@ -80,6 +81,7 @@ def broken(draw) -> tuple[bytes, str]:
     )
 
 
+@pytest.mark.slow
 @given(broken(), st.sampled_from(["", "/stream"]))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], **QUICK)
 def test_broken_bodies_are_answered_in_time_and_never_break_the_server(client, body, path):

@@ -126,6 +126,7 @@ def test_a_slow_body_is_refused_in_time(address):
     until(lambda: metric(address, "calgp_open_requests") == 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_its_stream_holds_nothing(address, digits):
     """More than sockets hold, to clients that take nothing: their places are free once the time for sending is over."""
     body = b"".join(

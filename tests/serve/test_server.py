@@ -59,6 +59,7 @@ def start():
         process.communicate()
 
 
+@pytest.mark.slow
 def test_overload_is_shed_quickly_and_sigterm_finishes_what_was_accepted(start, digits, tmp_path, monkeypatch, capsys):
     process, address = start("--threads", "1", "--limit", "queue=8", "--limit", "requests=64")
     body = png(digits[0])
@@ -105,6 +106,7 @@ def documented(address: str) -> str:
     return text.split("```python\n")[1].split("```")[0].replace("http://127.0.0.1:8000", address)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_within_its_time_whatever_clients_do(start, digits):
     """Silent clients, slow heads and bodies, streams that nobody reads, and a worker that decodes for ever."""
     process, address = start("--threads", "1", "--limit", "seconds=4", "--limit", "client=2")
@@ -125,6 +127,7 @@ def test_sigterm_ends_within_its_time_whatever_clients_do(start, digits):
         client.close()
 
 
+@pytest.mark.slow
 def test_a_process_whose_model_dies_ends(digits):
     """Its thread is ended by an exception while requests wait: they get 503, the probes fail, the status is not 0."""
     code = """

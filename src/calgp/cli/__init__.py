@@ -11,8 +11,10 @@ from calgp.cli.catalog import backbones, methods, shard, sources
 from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
-from calgp.cli.experiments import reproduce, sweep
+from calgp.cli.judge import judge
+from calgp.cli.reproduce import reproduce
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
+from calgp.cli.sweep import sweep
 from calgp.cli.terminal import styled
 from calgp.cli.train import train
 from calgp.cli.tune import tune
@@ -29,7 +31,7 @@ app = typer.Typer(
 )
 COMMANDS = (  # in the order of `calgp --help`
     train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
+    judge, report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
@@ -43,7 +45,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        if not (is_rank_zero() or error.alone):
+        if not (is_rank_zero() or error.on_one_rank):
             sys.exit(1)
         err.print(styled(("Error:", "bold red"), f" {error}"), highlight=False, soft_wrap=True)
         sys.exit(1)
@@ -79,6 +81,10 @@ def calgp(
         _know_network(each)
 
 
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def _know_network(text: str) -> None:
     """The one place where code that a user names is imported; a run folder names no code."""
     import pkgutil
@@ -95,6 +101,10 @@ def _know_network(text: str) -> None:
         )
     try:
         make = runpy.run_path(path)[function] if path.endswith(".py") else pkgutil.resolve_name(place)
-    except (OSError, ImportError, AttributeError, KeyError, ValueError) as error:
-        raise CalgpError(f"Invalid --network {text}: must name a function that can be imported ({error!r}).") from None
-    BACKBONES[name] = wrap(make, name=name)
+    except KeyError:
+        raise CalgpError(f"Invalid --network {text}: {path} has no function {function!r}.") from None
+    except Exception as error:  # the file is the user's: it may raise anything
+        raise CalgpError(f"Invalid --network {text}: {path} cannot be imported ({_cause(error)}).") from None
+    if not callable(make):
+        raise CalgpError(f"Invalid --network {text}: {function} must be a function that makes a network.")
+    BACKBONES[name] = wrap(make, name=name)  # pyright: ignore[reportArgumentType]  (checked by wrap)

@@ -12,6 +12,7 @@ from calgp.cli.shared import DataOption, JsonOption, out
 from calgp.cli.terminal import styled
 from calgp.errors import name_error
 from calgp.options import options_of
+from calgp.run import default_name
 
 
 def methods(
@@ -24,8 +25,10 @@ def methods(
     """
     from calgp.methods import METHODS
 
-    lines = {key: method.in_one_line() for key, method in METHODS.items()}
-    _list_or_show("method", METHODS, lines, name, as_json=as_json)
+    chosen = default_name("method")
+    lines = {key: method.in_one_line() + " (default)" * (key == chosen) for key, method in METHODS.items()}
+    why = f"The default is {chosen}: {METHODS[chosen].default_reason}"
+    _list_or_show("method", METHODS, lines, name, as_json=as_json, note=why)
 
 
 def backbones(
@@ -38,7 +41,10 @@ def backbones(
     """
     from calgp.nets import BACKBONES
 
-    lines = {key: f"{each.summary}{_differing(each)}" for key, each in BACKBONES.items()}
+    chosen = default_name("backbone")
+    lines = {
+        key: f"{each.summary}{_differing(each)}{' (default)' * (key == chosen)}" for key, each in BACKBONES.items()
+    }
     _list_or_show("backbone", BACKBONES, lines, name, as_json=as_json)
 
 
@@ -50,7 +56,13 @@ def _differing(value: object) -> str:
 
 
 def _list_or_show(
-    what: str, known: Mapping[str, object], lines: Mapping[str, str], name: str | None, *, as_json: bool
+    what: str,
+    known: Mapping[str, object],
+    lines: Mapping[str, str],
+    name: str | None,
+    *,
+    as_json: bool,
+    note: str = "",
 ) -> None:
     """One line for each of the known, or all about the one that is named."""
     import dataclasses
@@ -65,7 +77,8 @@ def _list_or_show(
     if name is None:
         for key, line in lines.items():
             table.add_row(styled((key, "bold")), line)
-        return out.print(table, f"\nOptions of one: calgp {what}s NAME. When to use which: docs/methods.md.")
+        more = f"Options of one: calgp {what}s NAME. When to use which: docs/methods.md."
+        return out.print(table, "\n".join(filter(None, ["", note, more])), highlight=False)
     for heading in ("--set", "default", "what it is"):
         table.add_column(heading, no_wrap=heading == "--set")
     for key, each in options_of(type(known[name])).items():
@@ -88,11 +101,11 @@ def sources(
 
     Example: calgp sources --download mnist
     """
-    from calgp import data as pictures
-    from calgp.cli import tables
+    from calgp import data as image_data
+    from calgp.cli import bars
 
     if download is not None:
-        with tables.bar(f"Downloading {download}") as advance:
+        with bars.bar(f"Downloading {download}") as advance:
             done = 0
 
             def progress(now: int, total: int) -> None:
@@ -100,17 +113,17 @@ def sources(
                 advance(now - done, total)
                 done = now
 
-            folder = pictures.download(download, data, progress=progress)
+            folder = image_data.download(download, data, progress=progress)
         return out.print(f"{download} is in {folder}.", soft_wrap=True)
     rows = [
         {"name": s.name, "classes": s.classes, "channels": s.channels, "size": s.size, "parts": "/".join(s.splits),
          "here": s.is_available(data), "description": s.description}
-        for s in pictures.SOURCES.values()
+        for s in image_data.SOURCES.values()
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
     own = "folder:PATH, stream:PATH or shards:PATH for your own"
-    table = Table(*rows[0], caption=f"Data directory: {pictures.data_directory(data)}; and {own}.")
+    table = Table(*rows[0], caption=f"Data directory: {image_data.data_directory(data)}; and {own}.")
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)
@@ -127,10 +140,10 @@ def shard(
 
     Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
     """
-    from calgp.cli import tables
+    from calgp.cli import bars
     from calgp.data.shards import write_shards
 
-    with tables.bar(f"Writing {target}") as advance:
+    with bars.bar(f"Writing {target}") as advance:
         written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
     counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
     out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)

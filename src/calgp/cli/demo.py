@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 STEPS = 600
 # what equal tuning found (results/tuning/demo): 12 trainings of each method, judged by the same 1,000 held-out digits
-DEMO: dict[str, dict[str, float]] = {
+DEMO: dict[str, dict[str, float | None]] = {
     "cnn-gp-sorf": {
         "method.lengthscale": 1.0,
+        "method.scale": None,
         "learning_rate": 0.064,
         "method.keep_filters": 0.8,
         "method.keep": 0.8,
@@ -55,7 +56,7 @@ def demo(
     import shutil
 
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars
     from calgp.report import write_report
 
     fabric = open_fabric("cpu", "32-true", threads)
@@ -64,11 +65,11 @@ def demo(
     for (method, name), target in zip(NAMES.items(), folders, strict=True):
         if (target.path / "run.json").is_file():  # an earlier demo's
             shutil.rmtree(target.path)
-        with tables.training_bar(f"Training {name} on 5,000 digits") as watch:
+        with bars.training_bar(f"Training {name} on 5,000 digits") as watch:
             classifier = runs.train_run(demo_run(method, seed=seed), target, fabric, watch=watch)
-        with tables.bar("Predicting 8,000 test digits") as advance:
+        with bars.bar("Predicting 8,000 test digits") as advance:
             classifier.evaluate(passes=1, watch=advance)
-        with tables.bar("Predicting 1,000 letters") as advance:
+        with bars.bar("Predicting 1,000 letters") as advance:
             classifier.evaluate("letters", passes=1, watch=advance)
         results.append(Result.of(name, target))
     first, second = results
@@ -84,7 +85,10 @@ def demo_run(method: str, *, seed: int = 0) -> Run:
     from calgp import runs
     from calgp.run import assign
 
-    options = {"method": {"name": method}, "source": "digits-large", "steps": STEPS, "schedule": "one-cycle"}
+    options = {
+        "method": {"name": method}, "backbone": "lenet", "source": "digits-large", "steps": STEPS,
+        "epochs": 10.0, "schedule": "one-cycle", "holdout": 0.0, "augment": [], "crop": 4, "calibration": False,
+    }  # fmt: skip
     for name, value in DEMO[method].items():
         assign(options, name, value)
     return runs.from_json(options | {"seed": seed})

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ from calgp.cli.shared import (
 )
 from calgp.errors import CalgpError, path_error
 
+if TYPE_CHECKING:
+    from calgp.runs import Card, Evaluation
+
 
 def evaluate(
     run: RunArgument,
@@ -42,6 +45,7 @@ def evaluate(
         ),
     ] = None,
     corrupt_seed: Annotated[int, typer.Option(help="Of what is random in --corrupt.")] = 0,
+    by_class: Annotated[bool, typer.Option("--by-class", help="How each class fares, however many there are.")] = False,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
@@ -56,7 +60,7 @@ def evaluate(
 
     A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
     was trained. The results of both stand side by side in the folder, in reports and in comparisons. A run with
-    decisions (see `calgp decide`) is also told how well they keep their promises.
+    decisions (see `calgp decide`) also shows how well they keep their promises.
 
     --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1
     to 5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the
@@ -68,7 +72,7 @@ def evaluate(
     import contextlib
 
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars, tables
     from calgp.data import Corruption
     from calgp.runs.folder import evaluation_data
 
@@ -81,7 +85,7 @@ def evaluate(
     found = []
     for corruption in corruptions:
         under = "" if corruption is None else f" under {corruption.label}"
-        with tables.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
+        with bars.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
             found.append(classifier.evaluate(
                 source, directory=data, passes=passes, engine=engine, seed=seed, convert=convert,
                 corruption=corruption, watch=advance or (lambda done, total: None),
@@ -92,7 +96,26 @@ def evaluate(
     if as_json:
         plain = [evaluation_data(each) for each in found]
         return print(json.dumps(plain if len(plain) > 1 else plain[0]))
-    out.print(tables.evaluation_table(found[0]) if len(found) == 1 else tables.shift_table(found))
+    if len(found) > 1:
+        return out.print(tables.shift_table(found))
+    _print_evaluation(found[0], classifier.card, run, by_class=by_class)
+
+
+def _print_evaluation(found: "Evaluation", card: "Card", run: str, *, by_class: bool) -> None:
+    """Scores, how each class fares, and in words what is wrong and what to do."""
+    from calgp.cli import tables
+    from calgp.report.advice import advice
+    from calgp.report.words import THIN, summary
+
+    out.print(tables.evaluation_table(found))
+    if found.outside:
+        return
+    if by_class or len(card.classes) <= tables.MOST_CLASSES:
+        out.print(tables.class_table(found, card.classes))
+    if (matrix := tables.confusion_table(found, card.classes, out.width)) is not None:
+        out.print(matrix)
+    sentences = [summary(found.own.scores, None).replace(THIN, " "), *advice(found, card, run)]
+    out.print("\n" + "\n".join(sentences), highlight=False)
 
 
 def predict(
@@ -188,7 +211,7 @@ def decide(
     confidence: Annotated[float, typer.Option(help="That --error holds on new images.")] = 0.95,
     empirical: Annotated[bool, typer.Option("--empirical", help="--error on the hold-out itself: no promise.")] = False,
     score: Annotated[
-        str, typer.Option(help="What doubt is: confidence, entropy or mutual-information.")
+        str, typer.Option(help="The uncertainty score: confidence, entropy or mutual-information.")
     ] = "confidence",
     coverage: Annotated[
         float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
@@ -209,9 +232,9 @@ def decide(
 ) -> None:
     """Decide when a run answers, and which classes it keeps, on the images that it held out (--holdout 0.1).
 
-    --error finds a threshold of doubt, beyond which the run abstains: what it answers is wrong no more often than this,
-    with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as this.
-    Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
+    --error finds a threshold of uncertainty beyond which the run abstains: what it answers is wrong no more often than
+    this, with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as
+    this. Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
     `report` use them from then on.
 
     A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.
@@ -271,12 +294,12 @@ def verify(
     import dataclasses
 
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars, tables
 
     folder = open_folder(run)
     places = [*(found.environment for found in folder.evaluations()), folder.card().environment]
     fabric = open_fabric(device, "32-true", threads or next((each.threads for each in places if each.threads), None))
-    with tables.steps_shown() as watch:
+    with bars.steps_shown() as watch:
         checks = runs.Classifier.load(folder, fabric=fabric).verify(directory=data, watch=watch)
     if as_json:
         print(json.dumps([dataclasses.asdict(check) for check in checks]))

@@ -81,13 +81,13 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 def _flag(option: Option) -> Any:
     """What typer needs: the value stays a text, so that flags, --set and files are read and refused alike."""
     shown = option.default_text if option.default not in (None, ()) else f"({option.default_text})"
-    if option.type is bool:  # a switch: --skip-unreadable
-        help_text = escape(option.about.help)
+    if option.is_switch:  # --skip-unreadable; --calibration and --no-calibration
+        both = option.default is not False
+        help_text = escape(option.about.help + f" [default: {shown}]" * both)
+        flags = f"{option.switch(True)}/{option.switch(False)}" if both else option.flags[0]
         return Annotated[
             bool | None,
-            typer.Option(
-                *option.flags, metavar="", help=help_text, rich_help_panel=option.about.group, show_default=False
-            ),
+            typer.Option(flags, metavar="", help=help_text, rich_help_panel=option.about.group, show_default=False),
         ]
     return Annotated[
         str | None,

@@ -119,12 +119,12 @@ def writable(folder: Any) -> Any:
     import tempfile
 
     from calgp import runs
-    from calgp.runs.writing import reporting
+    from calgp.runs.writing import wrap_os_errors
 
     if folder.path != runs.shipped_run().path:
         return folder
     copy = runs.RunFolder(Path("runs") / "shipped")
-    with reporting(copy.path):
+    with wrap_os_errors(copy.path):
         copy.path.parent.mkdir(exist_ok=True)
         if not copy.path.exists():
             with tempfile.TemporaryDirectory(dir=copy.path.parent, prefix=".") as aside:

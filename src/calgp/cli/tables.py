@@ -1,194 +1,33 @@
-"""What the command line shows: progress bars, tables, CSV files."""
+"""What the command line shows: tables and CSV files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column, Table
 
-from calgp.cli.terminal import PlainColumn, Terminal, styled
+from calgp.cli.terminal import styled
+from calgp.metrics import Difference
 from calgp.posthoc.decisions import Selection
 from calgp.runs.classifier import Prediction
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported
-from calgp.runs.loop import Step
+from calgp.runs.predictions_file import Judgement
 from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
 from calgp.runs.verification import Check
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
-if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
-    from calgp.experiments import Experiment, Job
-    from calgp.experiments import Progress as Done
-    from calgp.experiments.sweep import Sweep, SweepResult
-    from calgp.experiments.verdicts import Verdict
-    from calgp.runs import RunFolder
-
-PROGRESS = Terminal(stderr=True)
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
-
-
-@contextmanager
-def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
-    """A bar with the two parts of the bound, smoothed, and the time that is left."""
-    PROGRESS.print(title, highlight=False, soft_wrap=True)
-    columns = (
-        BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), PlainColumn("left"), TimeRemainingColumn(),
-        PlainColumn("{task.fields[bound]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=PROGRESS) as bar:
-        task = bar.add_task("", total=None, bound="")
-        smoothed: list[float] = []
-
-        def watch(step: Step) -> None:
-            if step.skipped is not None:
-                PROGRESS.print(f"Step {step.step} was skipped: {step.skipped}.", highlight=False, soft_wrap=True)
-                return bar.update(task, completed=step.step, total=step.steps)
-            if step.step % 10 and step.step != step.steps:
-                return bar.update(task, completed=step.step, total=step.steps)
-            smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
-            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
-            bar.update(task, completed=step.step, total=step.steps, bound=bound)
-
-        yield watch
-
-
-@contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar over a known amount: call with (how much more, how much in all)."""
-    with Progress(PlainColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda more, total: bar.update(task, advance=more, total=total)
-
-
-@contextmanager
-def steps_shown() -> Iterator[Callable[[str], None]]:
-    """What is being done now, by name."""
-    with Progress(SpinnerColumn(), PlainColumn("{task.description}"), console=PROGRESS, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda what: bar.update(task, description=what)
-
-
-@contextmanager
-def overall_bar() -> Iterator[Callable[[Done], None]]:
-    """A bar over many runs, weighted by what each is expected to take, with the time that is left."""
-    columns = (
-        BarColumn(None), PlainColumn("{task.fields[runs]}"), TimeElapsedColumn(), PlainColumn("left"),
-        TimeRemainingColumn(), PlainColumn("{task.fields[now]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=PROGRESS) as bar:
-        task = bar.add_task("", total=None, runs="", now="")
-
-        def watch(done: Done) -> None:
-            failed = f", {done.failed} failed" if done.failed else ""
-            runs = f"{done.done}/{done.jobs} runs{failed}"
-            bar.update(task, completed=done.work, total=max(done.whole, 1e-9), runs=runs, now=done.now)
-
-        yield watch
-
-
-def experiment_table(experiments: Iterable[Experiment]) -> Table:
-    """One line an experiment."""
-    table = Table(Column("name", style="bold"), "what", "claim", show_lines=True)
-    for each in experiments:
-        table.add_row(each.name, each.title, each.claim)
-    table.caption = "calgp reproduce NAME --scale smoke|laptop|paper; `all` for all of them."
-    return table
-
-
-def verdict_table(experiment: Experiment, verdicts: Iterable[Verdict]) -> Table:
-    """What became of the claims of an experiment."""
-    from calgp.experiments.verdicts import STATES
-
-    colours = {"held": "blue", "not held": "red", "mixed": "magenta"}
-    names = ("for", "undecided", "one seed", "against")
-    table = Table(Column("", no_wrap=True), experiment.name, *(Column(name, justify="right") for name in names))
-    for verdict in verdicts:
-        count = verdict.count()
-        counts = [str(count[state]) for state in STATES]
-        table.add_row(styled((verdict.state, colours.get(verdict.state, "default"))), verdict.claim, *counts)
-    return table
-
-
-def cost(jobs: list[Job], processes: int) -> str:
-    """What the runs that are missing will take."""
-    if not jobs:
-        return "Nothing is missing."
-    hours = sum(job.seconds for job in jobs) / 3600
-    return (
-        f"{len(jobs)} runs are missing: about {_long(hours)} of one core, {_long(hours / processes)} with --jobs "
-        f"{processes}; a GPU may be some 50 times as fast as a core. An estimate from the size of the networks."
-    )
-
-
-def queue_cost(tunings: int, runs: int, seconds: float, stale: list[RunFolder], processes: int) -> str:
-    """What the queue of a tuned scale still has to do, and which kept runs it no longer wants."""
-    parts = []
-    if tunings or runs:
-        hours = seconds / 3600
-        parts.append(
-            f"{tunings} tunings and {runs} runs are missing: about {_long(hours)} of one core, "
-            f"{_long(hours / processes)} with --jobs {processes}. An estimate from the size of the networks."
-        )
-    else:
-        parts.append("Nothing is missing.")
-    if stale:
-        names = ", ".join(folder.name for folder in stale[:3]) + (", …" if len(stale) > 3 else "")
-        parts.append(f"{len(stale)} kept runs are stale: their options have changed since ({names}).")
-    return " ".join(parts)
-
-
-def _long(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:,.1f} minutes"
-
-
-def planned_table(sweep: Sweep, missing: Iterable[Job]) -> Table:
-    """The settings of a sweep, and how many of their runs are still to be made."""
-    from calgp.experiments.sweep import worded
-
-    absent = {job.key: job.seconds for job in missing}
-    table = Table(Column("setting", overflow="fold"), "runs", "missing", "seconds")
-    for setting, jobs in sweep.jobs_by_setting():
-        left = [absent[job.key] for job in jobs if job.key in absent]
-        table.add_row(worded(setting), str(len(jobs)), str(len(left)), f"{sum(left):,.0f}")
-    return table
-
-
-def sweep_table(rows: Iterable[SweepResult]) -> Table:
-    """One line a setting: mean ± standard error over its seeds, the best on the hold-out first."""
-    from calgp.experiments.sweep import worded
-
-    rows = list(rows)
-    test = any(row.test for row in rows)
-    table = Table(Column("setting", overflow="fold"), "seeds", show_lines=True)
-    for place in ("hold-out", *["test"] * test):
-        for name in METRICS:
-            table.add_column(f"{place}\n{name.upper()}", no_wrap=True, min_width=7)
-    for row in rows:
-        numbers = [row.held_out.get(name) for name in METRICS] + [row.test.get(name) for name in METRICS] * test
-        table.add_row(
-            worded(row.setting),
-            f"{len(row.seeds)} of {row.planned}",
-            *("not run" if value is None else number(*value) for value in numbers),
-        )
-    return table
+MOST_CLASSES = 20  # of which each is shown without being asked for
 
 
 def evaluation_table(found: Evaluation) -> Table:
     """The scores of an evaluation with their intervals; for outside images, how well uncertainty separates them."""
     kind = "outside the run's classes" if found.outside else "the run's own classes"
-    title = f"{found.source}: {found.n:,} test images, {kind}, {found.passes}"
+    title = f"{found.source}: {found.n:,} test images, {kind}, {found.computed_by}"
     if found.calibrator is not None:
         title += f", calibrated ({found.calibrator})"
     table = Table("", "value", "95 % interval", title=title, title_justify="left")
@@ -207,7 +46,8 @@ def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
             label = name.upper() if name in SHORT else f"mean {name}"
             yield label, f"{value:.4f}", _ends(getattr(own.intervals, name, None))
     for name, areas in found.selective.items():
-        yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
+        if found.is_random or name != "mutual-information":
+            yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
     yield from _decision_rows(found.decisions)
 
 
@@ -215,12 +55,72 @@ def _outside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
     yield "mean entropy", f"{found.mean_entropy:.4f}", ""
     yield from _decision_rows(found.decisions)
     for name, numbers in (found.ood or {}).items():
-        for key, number in vars(numbers).items():
+        for key, number in vars(numbers).items() if found.is_random or name == "entropy" else ():
             yield f"{key.upper()} by {name.replace('_', ' ')}", f"{number.value:.4f}", _ends(number.interval)
 
 
 def _ends(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{interval[0]:.4f} … {interval[1]:.4f}"
+
+
+def class_table(found: Evaluation, classes: tuple[str, ...]) -> Table:
+    """How each class fares, the worst first."""
+    from calgp.report.advice import worst_classes
+
+    right = Column("labelled right", justify="right")
+    table = Table(
+        Column("class", overflow="fold"), Column("images", justify="right"), right,
+        Column("label is right", justify="right"), Column("most often taken for", overflow="fold"),
+        title="By class, the worst first", title_justify="left",
+    )  # fmt: skip
+    for name, n, recall, precision, wrong in worst_classes(found, classes):
+        shares = ("–" if share is None else f"{100 * share:.1f} %" for share in (recall, precision))
+        table.add_row(name, f"{n:,}", *shares, wrong)
+    return table
+
+
+def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> Table | None:
+    """Images by true class and label; None where there is none, or where it is wider than the terminal."""
+    if found.confusion is None:
+        return None
+    matrix, names = found.confusion.matrix(), classes
+    shown = [max([len(name[:6]), *(len(str(row[q])) for row in matrix)]) for q, name in enumerate(names)]
+    first = max(len(name) for name in names)
+    if len(names) > MOST_CLASSES or first + 2 + sum(each + 2 for each in shown) > width:
+        return None
+    table = Table(
+        "", *(Column(name[:6], justify="right", no_wrap=True) for name in names), box=None, pad_edge=False,
+        padding=(0, 2, 0, 0), title="True class (row), label (column)", title_justify="left",
+    )  # fmt: skip
+    for q, (name, row) in enumerate(zip(names, matrix, strict=True)):
+        cells = (styled((str(n), "bold")) if q == label else str(n) if n else "·" for label, n in enumerate(row))
+        table.add_row(name, *cells)
+    return table
+
+
+def judgement_table(found: Judgement) -> Table:
+    """The scores of predictions that were made elsewhere, with their intervals."""
+    title = f"{found.name}: {found.n:,} rows, {found.classes} classes"
+    table = Table("", "value", "95 % interval", title=title, title_justify="left")
+    for name, value in vars(found.own.scores).items():
+        if name != "n":
+            label = name.upper() if name in SHORT else f"mean {name}"
+            table.add_row(label, f"{value:.4f}", _ends(getattr(found.own.intervals, name, None)))
+    table.add_row("AURC by confidence", f"{found.aurc:.3g}", "")
+    table.caption = " ".join(found.notes) or None
+    return table
+
+
+def paired_table(first: str, second: str, differences: Mapping[str, Difference]) -> Table:
+    """The scores of the first less those of the second, on the same rows."""
+    title = f"{first} less {second}, on the same rows: below zero favours {first}"
+    names = ("", "difference", "± half of its 95 % interval", "")
+    table = Table(*names, title=title, title_justify="left")
+    for name, each in differences.items():
+        better = first if each.value < 0 else second
+        verdict = f"{better} is better" if each.is_clear else "undecided"
+        table.add_row(name.upper(), f"{each.value:+.4f}", f"{each.half:.4f}", verdict)
+    return table
 
 
 def shift_table(found: list[Evaluation]) -> Table:
@@ -332,14 +232,19 @@ def prediction_rows(found: Prediction) -> list[dict[str, Any]]:
 
 
 def prediction_table(rows: list[dict[str, Any]]) -> Table:
-    """One line an image."""
+    """One line an image; what a model without anything random cannot have is left out."""
     more = [name for name in ("abstains", "set") if rows and name in rows[0]]
-    table = Table("file", "label", "probability", "entropy", "mutual information", "next best", *more)
+    drawn = any(row["monte_carlo_error"] >= 5e-4 for row in rows)
+    random = any(row["mutual_information"] > 1e-7 for row in rows)
+    fixed = [Column(name, justify="right", no_wrap=True) for name in ("probability", "entropy")]
+    fixed += [Column("mutual\ninformation", justify="right", no_wrap=True)] * random
+    texts = {name: Column(name, overflow="fold") for name in ("file", "label", "next best", *more)}
+    table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
     for row in rows:
         ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
-        error = f"{row['probability']:.3f} ± {row['monte_carlo_error']:.3f}"
-        numbers = (error, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+        error = f"{row['probability']:.3f}" + (f" ± {row['monte_carlo_error']:.3f}" if drawn else "")
+        numbers = (error, f"{row['entropy']:.3f}", *[f"{row['mutual_information']:.3f}"] * random)
         said = {
             "abstains": "yes" if row.get("abstains") else "no",
             "set": "; ".join(row.get("set", [])) or "none",
@@ -356,8 +261,10 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
 
 def export_row(done: Exported) -> dict[str, Any]:
     """An exported file, for programs."""
-    return {"path": str(done.path), "bytes": done.size, "images_compared": done.images, "worst_difference": done.worst,
-            "metadata": done.metadata}  # fmt: skip
+    return {
+        "path": str(done.path), "program": str(done.program), "bytes": done.size, "images_compared": done.images,
+        "worst_difference": done.worst, "metadata": done.metadata,
+    }  # fmt: skip
 
 
 def export_lines(done: Exported) -> str:
@@ -366,7 +273,8 @@ def export_lines(done: Exported) -> str:
     worst = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in done.worst.items())
     return (
         f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).\n"
-        f"Largest difference to torch over {done.images} images: {worst}."
+        f"Largest difference to torch over {done.images} images: {worst}.\n"
+        f"Without calgp: python {done.program} {done.path} image.png"
     )
 
 
@@ -419,5 +327,5 @@ def write_csv(path: Path, rows: list[dict[str, Any]], *, escape: bool = True) ->
     ]
     from calgp.report.csv_text import csv_text
 
-    with reporting(path.parent):
+    with wrap_os_errors(path.parent):
         write_whole(path, csv_text(flat, escape=escape).encode("utf-8", "replace"))

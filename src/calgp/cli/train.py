@@ -1,7 +1,8 @@
 """The command `calgp train`."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,9 @@ from calgp.cli.shared import (
     require_positive,
 )
 from calgp.errors import CalgpError, path_error
+
+if TYPE_CHECKING:
+    from calgp.runs import Classifier, Run
 
 
 @takes_run()
@@ -55,7 +59,7 @@ def train(
 
     Several processes train one run with --devices 2, or under torchrun, on one machine or many (docs/scaling.md).
 
-    Example: calgp train --source mnist --method cnn-gp-sorf --epochs 20 --schedule one-cycle --lr 3e-3
+    Example: calgp train --source mnist --minutes 10
     """
     import contextlib
 
@@ -64,7 +68,7 @@ def train(
     if resume is not None and not resume.exists():
         raise path_error("run folder", resume)
     from calgp import runs
-    from calgp.cli import tables
+    from calgp.cli import bars
     from calgp.trackers import tensorboard_watch
 
     card = runs.RunFolder(resume).card() if resume else None
@@ -81,16 +85,18 @@ def train(
     fabric = open_fabric(device, precision or begun_in, threads, devices)
     target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: runs.new_folder(run).path))
     go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
+    asked = run
+    images = runs.together(fabric, lambda: runs.TrainingData.of(asked, data, workers=workers))
+    run = runs.resolved(asked, images)
     goes_on, done = runs.on_first(fabric, lambda: _goes_on(run, target) if go_on else (resume is not None, False))
     if done:
         return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
-    images = runs.together(fabric, lambda: runs.TrainingData.of(run, data, workers=workers))
     if is_rank_zero() and images.train.split_note:
         out.print(images.train.split_note, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         watches = []
         if is_rank_zero():
-            watches.append(stack.enter_context(tables.training_bar(f"Training {run.label} on {run.source}")))
+            watches.append(stack.enter_context(bars.training_bar(_title(run, len(images.train)))))
         if is_rank_zero() and tensorboard is not None:
             watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=goes_on)))
 
@@ -98,18 +104,61 @@ def train(
             for each in watches:
                 each(step)
 
-        runs.train_run(
+        trained = runs.train_run(
             run, target, fabric, data=images, resume=goes_on, checkpoint_seconds=checkpoint_seconds,
             accumulate=accumulate, watch=watch,
         )  # fmt: skip
     if is_rank_zero():
-        out.print(f"Trained {run.label} into {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+        for sentence in training_summary(trained):
+            out.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+def _title(run: "Run", images: int) -> str:
+    return f"Training {run.label} on {images:,} images of {run.source}: {run.backbone_label}, {_budget(run, images)}"
+
+
+def _budget(run: "Run", images: int) -> str:
+    if run.minutes is not None and run.steps is None:
+        return f"{run.minutes:g} minutes"
+    steps = run.total_steps(images)
+    return f"{steps:,} steps ({steps * run.batch_size / images:.3g} epochs)"
+
+
+def training_summary(trained: "Classifier") -> list[str]:
+    """What was done, how good it is on the hold-out, and what to do next: a sentence each."""
+    from calgp.runs.results import HoldoutRecord, NoteRecord
+
+    card, folder = trained.card, trained.folder
+    run, log = card.run, folder.log()
+    seconds = folder.train_seconds()
+    took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
+    kept = next((f", of which the state after step {each.step:,} was kept" for each in log if each.kind == "kept"), "")
+    done = (
+        f"Trained {run.label} ({run.backbone_label}) on {card.train_images:,} images of {run.source} in "
+        f"{_budget(run, card.train_images)}{kept}, {took}, into {folder.path}."
+    )
+    scores = [each for each in log if isinstance(each, HoldoutRecord)]
+    why = [each.why for each in log if isinstance(each, NoteRecord) and each.kind == "uncalibrated"]
+    next_one = f"Next: calgp evaluate {folder.path}"
+    if not scores:
+        return [done, "No images were held out, so nothing is known yet of how good it is.", next_one]
+    last, crossed = scores[-1], trained.calibration and trained.calibration.crossed
+    found = crossed or last
+    wrong = round((found.err or 0) * (last.n or 0))
+    good = (
+        f"On {last.n:,} held-out images {wrong:,} are wrong ({found.err or 0:.1%}), MNLL {found.mnll:.4f}, "
+        f"ECE {found.ece or 0:.4f}"
+    )
+    if crossed is not None and trained.calibration is not None:
+        return [done, f"{good}, with a temperature of {trained.calibration.parameters['temperature']:.3g}.", next_one]
+    return [done, f"{good}.{''.join(f' {each}' for each in why)}", next_one]
 
 
 def _goes_on(run: Any, folder: Any) -> tuple[bool, bool]:
     """Whether a folder holds something of this run to go on with, and whether all of it."""
     if not (folder.path / "run.json").is_file():
         return False, False
-    if folder.card().run != run:
+    begun = folder.card().run
+    if begun != (run if run.minutes is None else replace(run, steps=begun.steps)):
         raise CalgpError(f"Invalid --out {folder.path}: it holds another run than this one; choose another folder.")
     return True, folder.finished and not folder.interrupted

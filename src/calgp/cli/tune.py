@@ -25,8 +25,8 @@ from calgp.errors import CalgpError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from calgp.experiments.tune_methods import TunedRow
     from calgp.runs import Run
+    from calgp.search.tune_methods import TunedRow
 
 
 @takes_run(without=["source", "method", "steps", "learning_rate", "patience"])
@@ -62,11 +62,11 @@ def tune(
 
     Example: calgp tune mnist --methods cnn-gp-sorf,cnn-mcd --train-size 10000 --schedule one-cycle --jobs 2
     """
-    from calgp.cli import tables
-    from calgp.experiments.tune import Budget, read_log
-    from calgp.experiments.tune_methods import rows_of_logs, tasks_of, tune_methods
+    from calgp.cli import bars, tables
     from calgp.runs.engines import find_engine
     from calgp.runs.folder import slug
+    from calgp.search.tune import Budget, read_log
+    from calgp.search.tune_methods import rows_of_logs, tasks_of, tune_methods
 
     budget = Budget(pilots, steps, samples=samples, finalists=finalists)
     options["source"] = source
@@ -78,7 +78,7 @@ def tune(
     place = folder / slug(f"{source} {first.backbone_label}")
     tasks = tasks_of(bases, budget, place, folder / "runs", data)
     open_fabric("auto", "32-true", threads)
-    with tables.overall_bar() as watch:
+    with bars.overall_bar() as watch:
         failures = tune_methods(tasks, budget, engine=workers, watch=watch)
     rows = rows_of_logs({task.name: read_log(task.log) for task in tasks if task.name not in failures})
     plain = [asdict(row) for row in rows]
@@ -101,8 +101,8 @@ def tune(
         for row in rows:
             out.print(row.command, soft_wrap=True, highlight=False)
     if failures:
-        told = " ".join(f"{name}: {failure}" for name, failure in failures.items())
-        raise CalgpError(f"Not every method could be tuned; the same command tries again. {told}")
+        reasons = " ".join(f"{name}: {failure}" for name, failure in failures.items())
+        raise CalgpError(f"Not every method could be tuned; the same command tries again. {reasons}")
 
 
 def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":

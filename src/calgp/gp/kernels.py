@@ -56,7 +56,7 @@ class Kernel(nn.Module, ABC):
 
     @abstractmethod
     def identifiable(self, *, ard: bool) -> tuple[bool, bool]:
-        """Whether σ and ℓ can be told from each other and from the data, so that learning them makes sense."""
+        """Whether σ and ℓ can be identified from the data, apart from each other, so that learning them makes sense."""
 
     @abstractmethod
     def covariance(self, c1: Float[Tensor, "N d"], c2: Float[Tensor, "M d"]) -> Float[Tensor, "*outputs N M"]:
@@ -69,6 +69,13 @@ class Kernel(nn.Module, ABC):
     @abstractmethod
     def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
         """An ℓ at which the kernel tells features such as these apart, for want of a better one to start from."""
+
+    @abstractmethod
+    def scaled_lengthscale(self, c: Float[Tensor, "N d"], scale: float) -> Float[Tensor, ""]:
+        """The ℓ at which functions of features such as these have the standard deviation `scale` a priori.
+
+        Where ℓ does not change it (rbf: σ alone does), the natural one.
+        """
 
     @abstractmethod
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
@@ -116,6 +123,11 @@ class ArcCosine(Kernel):
     def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
         return c.norm(dim=-1).median()  # so that ‖u‖ = 1; it does not matter for the angles
 
+    def scaled_lengthscale(self, c: Float[Tensor, "N d"], scale: float) -> Float[Tensor, ""]:
+        # sqrt(k(c, c)) = σ (‖c‖ / ℓ)ᵖ, but for √3 of order 2
+        size = self.natural_lengthscale(c)
+        return size * (self.sigma.mean() / scale) ** (1 / self.order) if self.order else size
+
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         # Φ = sqrt(2σ²/N_RF) max(0, CΩ)ᵖ, Eq. (5)
         scale = self.sigma * math.sqrt(2 / projected.shape[-1])
@@ -149,6 +161,9 @@ class RBF(Kernel):
 
     def natural_lengthscale(self, c: Float[Tensor, "N d"]) -> Float[Tensor, ""]:
         return torch.pdist(c).median()  # the median heuristic: distances of order one
+
+    def scaled_lengthscale(self, c: Float[Tensor, "N d"], scale: float) -> Float[Tensor, ""]:
+        return self.natural_lengthscale(c)
 
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
         # Φ = sqrt(σ²/N_RF) [cos(CΩ), sin(CΩ)], Eq. (12)

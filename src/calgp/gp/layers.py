@@ -84,6 +84,21 @@ class RandomFeatureGP(nn.Module):
         """Φ, Eq. (5) or (12)."""
         return self.kernel.expand(self.frequencies(c, self.kernel.lengthscale, noise))
 
+    @torch.no_grad()
+    def scale_to(self, c: Float[Tensor, "N d"], scale: float) -> None:
+        """Set ℓ such that functions of features such as c have the standard deviation `scale` a priori.
+
+        Features that are all 0, as of images without any content, say nothing: ℓ stays.
+
+        >>> gp = RandomFeatureGP(4, 3)
+        >>> gp.scale_to(torch.eye(4), 16.0)
+        >>> gp.kernel.lengthscale, gp.kernel.diagonal(torch.eye(4)).sqrt()
+        (tensor([0.0625]), tensor([16., 16., 16., 16.]))
+        """
+        lengthscale = self.kernel.scaled_lengthscale(c, scale)
+        if 0 < lengthscale < torch.inf:
+            self.kernel.log_lengthscale.fill_(lengthscale.log())
+
     def kl(self) -> Float[Tensor, ""]:
         """KL of q(W), and of q(Ω) where it is inferred: Eq. (8), (16)."""
         return self.weights.kl() + self.frequencies.kl()
@@ -116,6 +131,12 @@ class DeepGP(nn.Module):
         """What is known of f given the hidden layers, with W of the last layer integrated."""
         *hidden, last = self.layers
         return last.latent(self._inputs(hidden, c, noise), noise, draws=draws)
+
+    @torch.no_grad()
+    def scale_to(self, c: Float[Tensor, "N d"], noise: Noise, scale: float) -> None:
+        """`RandomFeatureGP.scale_to` of every layer, by the inputs that the features c give it now."""
+        for place, layer in enumerate(self.layers):
+            layer.scale_to(self._inputs(list(self.layers)[:place], c, noise), scale)
 
     def _inputs(self, hidden: Sequence[RandomFeatureGP], c: Tensor, noise: Noise | None) -> Tensor:
         """What the layer after these takes: their functions, and the features."""

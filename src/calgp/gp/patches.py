@@ -94,7 +94,7 @@ class InducingPatches(Inducing, Freezable):
 
 
 class _SumOverPatches(torch.autograd.Function):
-    """Σ_p w_p e(u_p, z), e(u, z) = exp(−½ ‖u − z‖²), for N images, M patches z. The backward pass computes e anew."""
+    """Σ_p w_p e(u_p, z), e(u, z) = exp(−½ ‖u − z‖²), for N images, M patches z. The backward pass computes e again."""
 
     @staticmethod
     def forward(ctx, u: Float[Tensor, "N P d"], z: Float[Tensor, "M d"], w: Float[Tensor, "P"]) -> Float[Tensor, "N M"]:

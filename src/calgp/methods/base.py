@@ -16,7 +16,11 @@ class Method(ABC):
     """Options, and how to make a model of them. Subclasses are frozen dataclasses."""
 
     summary: ClassVar[str]
+    uses_network: ClassVar[bool] = True  # whether the backbone is part of the model
+    default_reason: ClassVar[str] = ""  # why a run that names no method has this one
     calibrator: str | None = None  # a name in calgp.posthoc.calibration: fitted on the hold-out at the end of training
+    learning_rate: ClassVar[float] = 3e-3  # of a run that names none; for Adam and one cycle
+    is_calibrated: bool = False  # whether runs fit a temperature on their hold-out by default
     integrate: bool = False  # whether the last layer is integrated in closed form, so that one pass predicts
 
     def in_one_line(self) -> str:

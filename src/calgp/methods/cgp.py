@@ -30,6 +30,7 @@ class Cgp(Method):
     """
 
     summary: ClassVar[str] = "GP over the patches of an image, no network"
+    uses_network: ClassVar[bool] = False
 
     inducing: int = option(500, "M, how many inducing patches; the original has 750 on MNIST.", within=COUNT)
     patch: int = option(5, "Side of a patch, in pixels.", within=COUNT)

@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import DeepGP, Latent, Masking, Model, Noise, RandomFeatureGP, Softmax, Theta
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
+from calgp.methods.shared import start_features
 from calgp.methods.space import KEEP, KEEP_OMEGA, RATES, SIGMA, Axis
 from calgp.nets import Backbone, Features, Task
 from calgp.nets.base import KEPT
@@ -23,6 +25,12 @@ class CnnGp(Method):
     """Convolutional features, GP layers by random features, everything inferred by masks."""
 
     summary: ClassVar[str] = "convolutional features, Gaussian process by random features, all inferred by masks"
+
+    default_reason: ClassVar[str] = (
+        "calibrated probabilities in one pass of the network, uncertainty about the features too, and nothing to tune: "
+        "the scale of its prior comes from the images."
+    )
+    learning_rate: ClassVar[float] = 6e-3
 
     frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
         "variational", "Ω: inferred, as the paper's RF; or drawn once, structured (sorf) or not."
@@ -41,8 +49,12 @@ class CnnGp(Method):
         None, "Functions of a hidden GP layer.", within=COUNT, default_text="as many as features", example=64
     )
     lengthscale: float | None = option(
-        None, "ℓ to start with; the authors have 1.", within=POSITIVE, default_text="√d of d inputs", example=1.0
+        None, "ℓ to start with; the authors have 1.", within=POSITIVE, default_text="by scale", example=1.0
     )
+    scale: float | None = option(
+        16.0, "Standard deviation of the latent functions on training images a priori, which sets ℓ; none: ℓ = √d.",
+        within=POSITIVE, since_version="0.2.0", before=None,
+    )  # fmt: skip
     sigma: float = option(1.0, "σ to start with.", within=POSITIVE)
     learn_theta: bool = option(False, "Learn σ and ℓ, as far as they are identifiable.")
     ard: bool = option(False, "An ℓ for each feature.")
@@ -77,12 +89,20 @@ class CnnGp(Method):
         if self.per_output and self.frequencies == "variational":
             raise CalgpError("Invalid per_output=True: frequencies must not be inferred, such as sorf.")
 
+    @property
+    def is_calibrated(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.integrate  # the paper's presets stay as they were published
+
     def in_one_line(self) -> str:
         name = {"variational": "RF", "sorf": "SORF"}.get(self.frequencies, self.frequencies)
         layers = f", {self.depth} layers" if self.depth > 1 else ""
-        scale = "√d" if self.lengthscale is None else f"{self.lengthscale:g}"
         how = "masks of W integrated, one pass" if self.integrate else "inferred by masks"
-        return f"CNN+GP({name}){layers}, {how}, ℓ = {scale}"
+        return f"CNN+GP({name}){layers}, {how}, {self._scale()}"
+
+    def _scale(self) -> str:
+        if self.lengthscale is not None:
+            return f"ℓ = {self.lengthscale:g}"
+        return "ℓ = √d" if self.scale is None else "ℓ by the images"
 
     def space(self) -> Mapping[str, Axis]:
         axes = {"learning_rate": RATES, "method.keep_filters": KEEP, "method.keep": KEEP, "method.sigma": SIGMA}
@@ -106,6 +126,11 @@ class CnnGp(Method):
             for layer, (inputs, outputs) in enumerate(sizes, 1)
         ]
         return CnnGpModel(features, DeepGP(layers), Softmax(self.draws, self.alpha), integrate=self.integrate)
+
+    def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
+        """ℓ of each layer by the features of some training images."""
+        if self.lengthscale is None and self.scale is not None:
+            scale_to_images(cast(CnnGpModel, model), train, self.scale, generator)
 
     def _masking(self, keep: float) -> Masking:
         return Masking(keep, self.granularity, self.inverted)
@@ -138,3 +163,9 @@ class CnnGpModel(Model):
 
     def kl(self) -> Float[Tensor, ""]:
         return self.features.kl() + self.gp.kl()
+
+
+def scale_to_images(model: CnnGpModel, train: Images, scale: float, generator: torch.Generator | None) -> None:
+    """Set ℓ of all layers by the features of some training images, masks at their mean (`DeepGP.scale_to`)."""
+    c, noise = start_features(model, model.features, train, generator)
+    model.gp.scale_to(c, noise, scale)

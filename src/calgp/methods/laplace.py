@@ -15,6 +15,7 @@ from calgp.gp import UNMASKED, LaplaceGP, Latent, Model, Noise, RandomFeatureGP,
 from calgp.gp.laplace import constant_one, mean_field_logits, per_class, shared
 from calgp.methods.base import Method
 from calgp.methods.cnn_gp import CnnGp
+from calgp.methods.shared import start_features
 from calgp.methods.space import RATES, SIGMA, Axis
 from calgp.nets import Backbone, Features, Task
 from calgp.options import COUNT, check_options, like, option
@@ -33,6 +34,7 @@ class CnnLaplace(Method):
     """Convolutional features and random features at their mode; after training, Laplace's Gaussian over W."""
 
     summary: ClassVar[str] = "CNN+GP, Laplace's Gaussian over W in a single pass"
+    is_calibrated: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
 
     frequencies: Literal["sorf", "gaussian", "orthogonal"] = option("sorf", "Ω, drawn once: structured (sorf) or not.")
     kernel: Literal["arc-cosine-1", "arc-cosine-2", "rbf"] = like(CnnGp, "kernel")
@@ -40,6 +42,7 @@ class CnnLaplace(Method):
         1024, "Frequencies; Σ has as many rows (for rbf twice as many) and costs their square in memory.", within=COUNT
     )
     lengthscale: float | None = like(CnnGp, "lengthscale")
+    scale: float | None = like(CnnGp, "scale")
     sigma: float = like(CnnGp, "sigma")
     learn_theta: bool = like(CnnGp, "learn_theta")
     ard: bool = like(CnnGp, "ard")
@@ -77,6 +80,13 @@ class CnnLaplace(Method):
             generator=generator,
         )
         return LaplaceModel(features, LaplaceGP(process, covariances=covariances), points=self.predictive != "draws")
+
+    def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
+        """ℓ by the features of some training images."""
+        if self.lengthscale is None and self.scale is not None:
+            model = cast(LaplaceModel, model)
+            c, _ = start_features(model, model.features, train, generator)
+            model.gp.process.scale_to(c, self.scale)
 
     def finish(self, model: Model, train: Images) -> None:
         model = cast(LaplaceModel, model)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 
-from calgp.gp import UNMASKED, DeepGP, MeanField, RandomFeatureGP, Softmax, Theta
+from calgp.data import Images
+from calgp.gp import UNMASKED, DeepGP, MeanField, Model, RandomFeatureGP, Softmax, Theta
 from calgp.methods.base import Method
-from calgp.methods.cnn_gp import CnnGp, CnnGpModel, layer_sizes
+from calgp.methods.cnn_gp import CnnGp, CnnGpModel, layer_sizes, scale_to_images
 from calgp.methods.space import RATES, SIGMA, Axis
 from calgp.nets import Backbone, Task
 from calgp.options import POSITIVE, check_options, like, option
@@ -19,6 +20,7 @@ class MeanFieldGp(Method):
     """Convolutional features, GP layers by random features; W has a mean-field Gaussian posterior with its exact KL."""
 
     summary: ClassVar[str] = "CNN+GP, mean-field Gaussian over W instead of masks"
+    is_calibrated: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
 
     frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
         "sorf", "Ω: inferred, mean-field too; or drawn once, structured (sorf) or not."
@@ -29,6 +31,7 @@ class MeanFieldGp(Method):
     depth: int = like(CnnGp, "depth")
     width: int | None = like(CnnGp, "width")
     lengthscale: float | None = like(CnnGp, "lengthscale")
+    scale: float | None = like(CnnGp, "scale")
     sigma: float = like(CnnGp, "sigma")
     learn_theta: bool = like(CnnGp, "learn_theta")
     ard: bool = like(CnnGp, "ard")
@@ -65,6 +68,11 @@ class MeanFieldGp(Method):
             for inputs, outputs in layer_sizes(features.out_features, task.classes, depth=self.depth, width=self.width)
         ]
         return CnnGpModel(features, DeepGP(layers), Softmax(), integrate=self.integrate)
+
+    def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
+        """ℓ of each layer by the features of some training images."""
+        if self.lengthscale is None and self.scale is not None:
+            scale_to_images(cast(CnnGpModel, model), train, self.scale, generator)
 
     def _theta(self) -> Theta:
         return Theta(self.lengthscale, self.sigma, self.ard, None, self.learn_theta)

@@ -27,6 +27,9 @@ from ._calibration import ece as ece
 from ._calibration import mce as mce
 from ._calibration import preset_ece as preset_ece
 from ._calibration import reliability as reliability
+from ._confusion import ClassScores as ClassScores
+from ._confusion import Confusion as Confusion
+from ._confusion import confusion as confusion
 from ._ood import OutOfDistribution as OutOfDistribution
 from ._ood import ood as ood
 from ._outcomes import Outcomes as Outcomes

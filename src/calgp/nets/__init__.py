@@ -1,6 +1,8 @@
-"""Convolutional networks c(x | Ψ) with masked filters: table 1 of the paper."""
+"""Convolutional networks c(x | Ψ) with masked filters: table 1 of the paper, and one for other images."""
 
+from calgp.nets.auto import Auto
 from calgp.nets.base import Backbone, Features, Task
+from calgp.nets.compact import Compact
 from calgp.nets.features_with_head import FeaturesWithHead
 from calgp.nets.lenet import LeNet
 from calgp.nets.resnet import ResNet
@@ -8,6 +10,8 @@ from calgp.nets.standardised import Standardised, standardisers
 from calgp.nets.wrap import NETWORKS, Wrapped, WrappedFeatures
 
 BACKBONES: dict[str, Backbone] = {
+    "auto": Auto(),
+    "compact": Compact(),
     "lenet": LeNet(),
     "lenet-cifar": LeNet(channels=(64, 64), pool=3, normalise=True, hidden=(384, 192)),
     "lenet-3": LeNet(channels=(64, 64, 64), pool=3, normalise=True, hidden=(384, 192)),
@@ -15,6 +19,6 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 __all__ = [
-    "BACKBONES", "NETWORKS", "Backbone", "Features", "FeaturesWithHead", "LeNet", "ResNet", "Standardised", "Task",
-    "Wrapped", "WrappedFeatures", "standardisers",
+    "BACKBONES", "NETWORKS", "Auto", "Backbone", "Compact", "Features", "FeaturesWithHead", "LeNet", "ResNet",
+    "Standardised", "Task", "Wrapped", "WrappedFeatures", "standardisers",
 ]  # fmt: skip

@@ -51,6 +51,10 @@ class Backbone(ABC):
     summary: ClassVar[str] = "your own network"
     hidden: tuple[int, ...]  # widths of the fully connected layers of methods without a GP
 
+    def choose(self, task: Task) -> "Backbone":
+        """The network itself, or the one that it stands for where images are of this shape (`Auto`)."""
+        return self
+
     @abstractmethod
     def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> Features:
         """The network; `posterior` is the q (masks, or Gaussians) of all convolutions that should have one."""

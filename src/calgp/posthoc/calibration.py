@@ -25,7 +25,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 
-LOWEST = -1000.0  # the smallest log-probability that is told from smaller ones
+LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
 HALVINGS = 60  # of the bracket: beyond the precision of a float64
 STEPS = 500  # of L-BFGS, at most

@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from scipy.special import bdtr, betaincinv
 from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 
 LEVELS = 20  # counts of answered images that a guaranteed threshold is chosen from
-HALVINGS = 60  # of a bracket: beyond the precision of a float64
 STRICT = {"extra": "forbid"}  # a file that says more than this version knows describes another decision
 
 # --- uncertainty -----------------------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ class Selection:
             best = _guaranteed(ranked, errors, error, 1 - _share("confidence", confidence))
         threshold, answered = best
         missed = errors[answered - 1] if answered else 0
-        told = _unreachable(ranked, error, confidence) if not answered else None
-        return cls(score, error, confidence, threshold, len(uncertainty), answered, missed, told)
+        reason = _unreachable(ranked, error, confidence) if not answered else None
+        return cls(score, error, confidence, threshold, len(uncertainty), answered, missed, reason)
 
     def abstains(self, uncertainty: Tensor) -> Tensor:
         """Where no answer is given (bool [N])."""
@@ -172,9 +172,8 @@ def _guaranteed(ranked: Tensor, errors: list[int], error: float, delta: float) -
     for count, share in zip(counts, shares, strict=True):
         carried += share
         threshold = _cut(ranked, count)
-        answered = (
-            count if threshold is None else int((ranked < threshold).sum())
-        )  # fewer where uncertainties are equal
+        # fewer where uncertainties are equal
+        answered = count if threshold is None else int((ranked < threshold).sum())
         if answered and binomial_cdf(errors[answered - 1], answered, error) <= carried:
             best = (threshold, answered)
         else:
@@ -193,15 +192,15 @@ def _least(error: float, delta: float) -> int:
 
 
 def _unreachable(ranked: Tensor, error: float, confidence: float | None) -> str:
-    n, told = len(ranked), "abstains from everything"
+    n, effect = len(ranked), "abstains from everything"
     if confidence is not None and n < (least := _least(error, 1 - confidence)):
         return (
             f"An error of {error:g} with confidence {confidence:g} needs at least {least:,} held-out images, even "
-            f"without a mistake; there are {n:,}: the run {told}."
+            f"without a mistake; there are {n:,}: the run {effect}."
         )
     if n > 1 and ranked[0] == ranked[-1]:
-        return f"All held-out images have the same uncertainty, which tells none from another: the run {told}."
-    return f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: the run {told}."
+        return f"All held-out images have the same uncertainty, which tells none from another: the run {effect}."
+    return f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: the run {effect}."
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
@@ -210,13 +209,7 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
     >>> round(binomial_cdf(1, 3, 0.5), 6)
     0.5
     """
-    if k >= n or p <= 0:
-        return 1.0
-    if p >= 1:
-        return 0.0
-    i = torch.arange(k + 1, dtype=torch.float64)
-    ways = math.lgamma(n + 1) - torch.lgamma(i + 1) - torch.lgamma(n - i + 1)
-    return min(1.0, (ways + i * math.log(p) + (n - i) * math.log1p(-p)).logsumexp(0).exp().item())
+    return float(bdtr(min(k, n), n, p))
 
 
 def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -226,18 +219,9 @@ def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, fl
     [0.0, 0.3085]
     """
     tail = (1 - _share("confidence", confidence)) / 2
-    low = 0.0 if k <= 0 else _falling(lambda p: binomial_cdf(k - 1, n, p), 1 - tail)
-    high = 1.0 if k >= n else _falling(lambda p: binomial_cdf(k, n, p), tail)
+    low = 0.0 if k <= 0 else float(betaincinv(k, n - k + 1, tail))
+    high = 1.0 if k >= n else float(betaincinv(k + 1, n - k, 1 - tail))
     return low, high
-
-
-def _falling(function: Callable[[float], float], value: float) -> float:
-    """Where a function that falls over [0, 1] has a value."""
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) > value else (low, middle)
-    return (low + high) / 2
 
 
 # --- conformal prediction sets -------------------------------------------------------------------------------------
@@ -360,12 +344,12 @@ def conformal_quantile(scores: Tensor, coverage: float, which: str = "") -> floa
 
 
 def keyed_uniform(x: Tensor, seed: int = 0) -> Tensor:
-    """A number in [0, 1) for each row of x, drawn by its bytes: the same picture has the same one, wherever it stands.
+    """A number in [0, 1) for each row of x, drawn by its bytes: the same image has the same one, wherever it stands.
 
     The first 53 of the 64 bits that BLAKE2b gives for the row's bytes, keyed by the seed (8 bytes, little-endian).
 
-    >>> pictures = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
-    >>> first, second = keyed_uniform(pictures)
+    >>> images = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
+    >>> first, second = keyed_uniform(images)
     >>> bool(first == second)
     True
     """

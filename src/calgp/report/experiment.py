@@ -37,7 +37,7 @@ class Judged:
     claim: str
     state: str
     says: str
-    told: str
+    summary: str
     tally: Tally
     parts: Sequence[tuple[str, str, str, str]]  # what, difference, interval, state
 

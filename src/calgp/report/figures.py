@@ -131,7 +131,7 @@ def entropies(
 
 @dataclass(frozen=True)
 class Curve:
-    """The error of the least doubtful predictions against their share, and the area below it."""
+    """The error of the least uncertain predictions against their share, and the area below it."""
 
     name: str
     coverage: Sequence[float]
@@ -142,7 +142,7 @@ class Curve:
 def risk_coverage(
     curves: Sequence[Curve], *, best: Curve, target: float | None = None, chosen: tuple[float, float] | None = None
 ) -> str:
-    """Error where answered against the share of images that is answered, by each score of doubt, and at best.
+    """Error where answered against the share of images that is answered, by each uncertainty score, and at best.
 
     `target` is the error that was asked for, `chosen` the (share, error) of the threshold on these images.
     """
@@ -188,7 +188,7 @@ def risk_coverage(
         axes.set(
             xlim=(0, 1.02),
             ylim=(0, 1.08 * top),
-            xlabel="share of images answered, least doubtful first",
+            xlabel="share of images answered, least uncertain first",
             ylabel="share of answers that is wrong",
         )
         axes.xaxis.set_major_formatter(PERCENT)

@@ -1,4 +1,4 @@
-"""Pictures to look at: the most uncertain, the confidently wrong, the most certain."""
+"""Images to look at: the most uncertain, the confidently wrong, the most certain."""
 
 import base64
 import struct
@@ -11,12 +11,12 @@ from calgp.data import Images
 
 from .words import nats, percent
 
-LARGEST = 96  # pixels a side: larger pictures are shrunk, so that a report stays small
+LARGEST = 96  # pixels a side: larger images are shrunk, so that a report stays small
 SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Picture:
+class Thumbnail:
     """A test image with what the model says of it, ready to be shown."""
 
     uri: str
@@ -33,7 +33,7 @@ class Picture:
 class Gallery:
     title: str
     note: str
-    pictures: tuple[Picture, ...]
+    thumbnails: tuple[Thumbnail, ...]
 
 
 def galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ...]) -> list[Gallery]:
@@ -47,7 +47,7 @@ def galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ..
         ("Most certain", "The lowest entropy.", by_entropy(columns, descending=False)),
     ]
     return [
-        Gallery(title, note, pictures(images, columns | {"wrong": wrong}, index[:SHOWN], classes))
+        Gallery(title, note, thumbnails(images, columns | {"wrong": wrong}, index[:SHOWN], classes))
         for title, note, index in found
         if len(index)
     ]
@@ -65,7 +65,7 @@ def outside_galleries(images: Images, columns: dict[str, Tensor], classes: tuple
     ]
     never = columns["y"] < 0
     return [
-        Gallery(title, note, pictures(images, columns | {"wrong": never}, index[:SHOWN], classes))
+        Gallery(title, note, thumbnails(images, columns | {"wrong": never}, index[:SHOWN], classes))
         for title, note, index in found
     ]
 
@@ -75,13 +75,13 @@ def by_entropy(columns: dict[str, Tensor], *, descending: bool = True) -> Tensor
     return columns["entropy"].argsort(descending=descending, stable=True)
 
 
-def pictures(
+def thumbnails(
     images: Images, columns: dict[str, Tensor], index: Tensor, classes: tuple[str, ...]
-) -> tuple[Picture, ...]:
+) -> tuple[Thumbnail, ...]:
     """The images at `index`, in that order; `classes` are those of the model, which may not be those of the images."""
     chosen = {name: values[index].tolist() for name, values in columns.items() if values.ndim == 1}
     return tuple(
-        Picture(
+        Thumbnail(
             uri=data_uri(images.x[place]),
             name=f"row {chosen['rows'][i]}" if images.names is None else images.names[place],
             truth=images.classes[chosen["y"][i]],

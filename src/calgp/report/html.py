@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from calgp.errors import CalgpError
 from calgp.runs.folder import RunFolder
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 from . import figures
 from .metric_names import METRICS, PAPER
@@ -38,7 +38,7 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
     environment.filters["themed"] = themed
     page = environment.get_template("report.html").render(runs=runs, comparison=_comparison(runs))
     out = Path(out)
-    with reporting(out.parent):
+    with wrap_os_errors(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, page.encode("utf-8", "replace"))
     return out

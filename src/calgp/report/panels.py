@@ -114,8 +114,8 @@ def frontiers(
             axes.set_title("\n".join(plain(line, 26) for line in panel.splitlines()), size=12, loc="left")
             axes.margins(x=0.15)
         _shared_legend(figure, {label for points in panels.values() for label, *_ in points}, styled)
-        told = "Calibration against the cost of a prediction, of all methods measured in turns on one core"
-        return _drawn(figure, f"{told}; {BARS}. Down and left is better.")
+        caption = "Calibration against the cost of a prediction, of all methods measured in turns on one core"
+        return _drawn(figure, f"{caption}; {BARS}. Down and left is better.")
 
 
 def undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -216,7 +216,7 @@ def _draw_line(axes: Axes, line: Line, colour: str, mark: str) -> None:
 
 
 def _dress(axes: Axes, points: Sequence[tuple[float, float, float | None]], log: bool) -> None:
-    """Ticks at what was run; bars may leave the picture, so that the values can be told apart."""
+    """Ticks at what was run; bars may leave the panel, so that the values can be distinguished."""
     if not points:
         return
     ticks = sorted({x for x, _, _ in points})

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, equal, stack
@@ -24,13 +24,15 @@ from calgp.runs.results import (
 )
 
 from . import figures
+from .advice import advice, worst_classes
 from .decisions import DecisionSection, decision_section, outside_sentence
 from .gallery import Gallery, galleries, outside_galleries
 from .metric_names import DETECTION, METRICS, SCORED_BY, VARIANTS
 from .rerun import Rerun, rerun
-from .words import count, day, decimal, detection, interval, nats, summary
+from .words import count, day, decimal, detection, interval, nats, percent, summary
 
 CERTAIN = 0.9  # a confidence that counts as certain
+MOST_CLASSES = 30  # of a confusion matrix that is shown
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,17 @@ class DetectionRow:
 
 
 @dataclass(frozen=True)
+class ClassRow:
+    """A line of the table of classes."""
+
+    name: str
+    n: str
+    recall: str
+    precision: str
+    mistaken_for: str
+
+
+@dataclass(frozen=True)
 class InsideSection:
     """Images of the run's own classes."""
 
@@ -93,6 +106,10 @@ class InsideSection:
     bins: Reliability
     confidence: str | None
     decisions: DecisionSection | None
+    advice: list[str]
+    classes: list[ClassRow]
+    matrix: list[list[int]] | None
+    names: tuple[str, ...]
     galleries: list[Gallery]
     absent: str
 
@@ -156,7 +173,7 @@ def run_section(result: Result, label: str, colour: str, directory: Path | None)
         colour=colour,
         facts=_facts(folder, card) + _calibration_facts(found[0].found.calibration),
         calibrated=result.calibrator is not None,
-        inside=[_inside(each, card, colour) for each in inside],
+        inside=[_inside(each, folder, card, colour) for each in inside],
         outside=[_outside(each, inside, card) for each in found if each.found.outside],
         training=figures.training(log) if steps else None,
         kl=any(record.kl for record in steps),
@@ -209,12 +226,13 @@ def _calibration_facts(found: Calibration | None) -> list[tuple[str, str]]:
     return facts + ([("note", found.warning)] if found.warning else [])
 
 
-def _inside(evaluated: Evaluated, card: Card, colour: str) -> InsideSection:
-    found, own, columns = evaluated.found, evaluated.found.own, evaluated.columns
+def _inside(evaluated: Evaluated, folder: RunFolder, card: Card, colour: str) -> InsideSection:
+    found, own, columns = _with_confusion(evaluated, card), evaluated.found.own, evaluated.columns
+    matrix = found.confusion and found.confusion.matrix() if len(card.classes) <= MOST_CLASSES else None
     return InsideSection(
         source=found.source,
         n=count(found.n, "image"),
-        samples=str(found.passes),
+        samples=found.computed_by,
         seed=found.seed,
         summary=summary(own.scores, _certain(columns)),
         scores=_score_rows(own.scores, own.intervals, _more_intervals(evaluated)),
@@ -225,9 +243,32 @@ def _inside(evaluated: Evaluated, card: Card, colour: str) -> InsideSection:
         bins=own.reliability,
         confidence=None if columns is None else _confidence(columns),
         decisions=decision_section(found, columns, card.classes),
+        advice=advice(found, card, str(folder.path)),
+        classes=_class_rows(found, card.classes),
+        matrix=matrix,
+        names=card.classes,
         galleries=_shown(evaluated, galleries, card),
         absent=evaluated.absent,
     )
+
+
+def _with_confusion(evaluated: Evaluated, card: Card) -> Evaluation:
+    """An evaluation of an older version has no confusion matrix, but its predictions have what it needs."""
+    found, columns = evaluated.found, evaluated.columns
+    if found.confusion is not None or columns is None:
+        return found
+    return replace(found, confusion=metrics.confusion(columns["label"], columns["y"], classes=len(card.classes)))
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else percent(value)
+
+
+def _class_rows(found: Evaluation, classes: tuple[str, ...]) -> list[ClassRow]:
+    return [
+        ClassRow(name, f"{n:,}", _share(recall), _share(precision), wrong or "–")
+        for name, n, recall, precision, wrong in worst_classes(found, classes)
+    ]
 
 
 def _outside(evaluated: Evaluated, inside: Sequence[Evaluated], card: Card) -> OutsideSection:

@@ -4,6 +4,7 @@ from calgp.run import Run
 from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier, Prediction, load
 from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.defaults import resolved
 from calgp.runs.description import from_json, identity, to_json
 from calgp.runs.devices import open_device, restarted
 from calgp.runs.ensembles import ensemble
@@ -17,6 +18,7 @@ from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training import new_folder, train, train_run
 from calgp.runs.training_data import TrainingData
+from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation, upgrade
 from calgp.runs.verification import Check
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "RunFolder",
     "Step",
     "TrainingData",
+    "UpgradedClassifier",
+    "UpgradedEvaluation",
     "compare",
     "ensemble",
     "fit",
@@ -48,6 +52,7 @@ __all__ = [
     "open_device",
     "open_folder",
     "own_scores",
+    "resolved",
     "restarted",
     "score",
     "shipped_run",
@@ -56,4 +61,5 @@ __all__ = [
     "train",
     "train_run",
     "tune_process",
+    "upgrade",
 ]

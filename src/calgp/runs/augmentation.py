@@ -1,4 +1,4 @@
-"""Training images, changed anew in each step: what a flip or a small move should not matter to."""
+"""Training images, changed in each step: what a flip or a small move should not matter to."""
 
 from collections.abc import Collection
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 from calgp.data.images import LARGEST
 from calgp.nets import Task
 from calgp.run import Run
-from calgp.runs.description import from_json, to_json
+from calgp.runs.description import from_folder, to_json
 from calgp.runs.environment import Environment
 from calgp.runs.record import Count, Finite, Text, Whole
 
@@ -43,7 +43,7 @@ class Card:
     class_weights: of the likelihood term, where they are not all 1.
     """
 
-    run: Annotated[Run, PlainValidator(from_json), PlainSerializer(to_json)]
+    run: Annotated[Run, PlainValidator(from_folder), PlainSerializer(to_json)]
     task: Annotated[Task, AfterValidator(_bounded)]
     classes: Annotated[tuple[Text, ...], Field(min_length=1)]
     train_images: Count

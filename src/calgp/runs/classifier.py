@@ -34,7 +34,7 @@ from calgp.runs.fit_calibrator import check_held_out, fit_calibrator
 from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
-from calgp.runs.ranks import check_same, connected, owned
+from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training_data import held_out_images
 from calgp.runs.verification import Check, verify_run
@@ -46,7 +46,8 @@ class Prediction:
 
     names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
     abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
-    decisions. passes: how it was computed.
+    decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
+    outliers: which are beyond the threshold [N]; None where no score was fitted.
     """
 
     names: tuple[str, ...] | None
@@ -55,6 +56,8 @@ class Prediction:
     passes: Passes
     abstains: Tensor | None = None
     sets: Tensor | None = None
+    outlier_score: Tensor | None = None
+    outliers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.predictive.log_probs)
@@ -212,7 +215,7 @@ class Classifier:
             data = ((x[part].to(parameter), rows[part]) for part in parts)
             return self.predict_batches(data, how, seed=seed)
 
-        with connected(self.fabric):
+        with wrap_lost_ranks(self.fabric):
             check_same(self.fabric, self._identity(passes, engine, seed, len(x), names))
             predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
         decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
@@ -253,7 +256,7 @@ class Classifier:
         by side, and so are those of corrupted images.
         """
         source = self.card.run.source if source is None else source
-        with connected(self.fabric), owned(self.fabric, self.folder):
+        with wrap_lost_ranks(self.fabric), owned(self.fabric, self.folder):
             check_same(self.fabric, self._identity(source, passes, engine, seed, convert, corruption))
             found, predicted = self.evaluate_unsaved(
                 source, images=images, directory=directory, passes=passes, engine=engine, seed=seed, convert=convert,

@@ -5,16 +5,17 @@ from typing import Any, TypeVar
 
 from calgp.errors import CalgpError, name_error, short_repr
 from calgp.methods import METHODS, Method
-from calgp.nets import BACKBONES, Backbone, Standardised, Wrapped
+from calgp.nets import BACKBONES, Auto, Backbone, Standardised, Task, Wrapped
 from calgp.options import options_of, validate
 from calgp.run import Run, default_name
 
 Described = TypeVar("Described", Method, Backbone)
 
 
-def network(run: Run) -> Backbone:
+def network(run: Run, task: Task) -> Backbone:
     """The network as the run's method gets it: behind a normalisation, where the run asks for one."""
-    return Standardised(run.backbone) if run.normalise == "standard" else run.backbone
+    chosen = run.backbone.choose(task)
+    return Standardised(chosen) if run.normalise == "standard" else chosen
 
 
 def to_json(run: Run) -> dict[str, Any]:
@@ -48,6 +49,14 @@ def from_json(data: dict[str, Any]) -> Run:
     return validate(Run, {**data, "method": method, "backbone": backbone}, of="run")
 
 
+def from_folder(data: dict[str, Any]) -> Run:
+    """The run of a run.json, which may be an earlier version's: options that it lacks were as they were then."""
+    if isinstance(data, dict):
+        younger = {name: each.before for name, each in options_of(Run).items() if each.about.since_version}
+        data = younger | data
+    return from_json(data)
+
+
 def _described(value: Any) -> dict[str, Any]:
     return {"kind": type(value).__name__} | dataclasses.asdict(value)
 
@@ -71,6 +80,11 @@ def _undescribed(data: Any, table: dict[str, Described], what: str, *others: typ
     kind = data.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
         raise name_error(f"There is no kind of {what}", kind, kinds)
+    if kinds[kind] is Auto and data:
+        raise CalgpError(
+            f"Invalid {what}.{next(iter(data))}: auto chooses a network by the images and has no options; name one, "
+            "such as --backbone lenet."
+        )
     # a folder of an earlier version does not name the options that are younger
     options = options_of(kinds[kind])
     younger = {name: each.before for name, each in options.items() if each.about.since_version}

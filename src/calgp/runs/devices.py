@@ -5,12 +5,14 @@ from datetime import timedelta
 from typing import Any
 
 from lightning_fabric import Fabric
+from lightning_fabric.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning_fabric.strategies import DDPStrategy
 from torch import distributed
 from torch.distributed import distributed_c10d
 
 from calgp.errors import CalgpError
 
+ACCELERATORS = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
 STARTING = timedelta(minutes=5)  # for the processes of a run to find each other
 WORKING = timedelta(minutes=30)  # for one of them to wait for the others' part of a step, or for rank 0's own work
 
@@ -18,7 +20,7 @@ WORKING = timedelta(minutes=30)  # for one of them to wait for the others' part 
 class Absent(CalgpError):
     """Not all processes of a run are there: whoever waits tells it."""
 
-    alone = True
+    on_one_rank = True
 
 
 def open_device(device: str, precision: str = "32-true", *, processes: int = 1) -> Fabric:
@@ -51,8 +53,26 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
             "all, and start them again with the same MASTER_ADDR and MASTER_PORT."
         ) from None
     except Exception as error:  # no such accelerator, no such precision
-        raise CalgpError(f"Cannot run on device {device!r} with precision {precision!r}: {error}") from None
+        raise CalgpError(_refusal(device, precision, error)) from None
     return fabric
+
+
+def _refusal(device: str, precision: str, error: Exception) -> str:
+    """Why a device or a precision cannot be used, and which devices this machine has."""
+    kind = device.partition(":")[0]
+    there = [name for name in ("cpu", "cuda", "mps") if ACCELERATORS[name].is_available()]
+    if kind in ACCELERATORS and kind not in there:
+        return f"Invalid --device {device}: this machine has no {kind} that torch can use; it has {', '.join(there)}."
+    if kind not in (*ACCELERATORS, "auto", "gpu", "tpu"):
+        return (
+            f"Invalid --device {device}: must be auto, cpu, cuda, cuda:1 or mps; this machine has {', '.join(there)}."
+        )
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    if reason.startswith("Precision"):
+        return (
+            f"Invalid --precision {precision}: must be 32-true, 64-true, bf16-mixed, 16-mixed or another of Fabric's."
+        )
+    return f"Cannot run on device {device} with precision {precision}: {reason}."
 
 
 def _meet_again(backend: str) -> None:

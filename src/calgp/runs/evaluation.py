@@ -131,7 +131,11 @@ def evaluate_images(
     predicted = predict_images(classifier, images, how=how, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
     columns, fitted = predicted.columns, classifier.active_decisions
-    own = None if predicted.outcomes is None else _own_classes(predicted.outcomes, predicted, seed)
+    own = (
+        None
+        if predicted.outcomes is None
+        else score_outcomes(predicted.outcomes, predicted.columns["y"], predicted.stored.get("log_probs"), seed=seed)
+    )
     ood = _out_of_distribution(own_entropies(), columns, seed) if outside else None
     found = Evaluation(
         source=source if corruption is None else f"{source}~{corruption.label}",
@@ -155,6 +159,7 @@ def evaluate_images(
         intervals=own and own.intervals,
         ece_variants=own and dict(own.ece_variants),
         reliability=own and own.reliability,
+        confusion=own and metrics.confusion(columns["label"], columns["y"], classes=len(card.classes)),
         selective=selective_scores(columns) if own else {},
         ood=ood,
         inside=card.run.source if ood else None,
@@ -217,15 +222,15 @@ def on_cpu(part: Predictive) -> Predictive:
     return Predictive(part.log_probs.cpu(), part.expected_entropy.cpu(), part.variance.cpu(), part.samples)
 
 
-def _own_classes(outcomes: Outcomes, predicted: PredictedImages, seed: int) -> OwnClasses:
+def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, seed: int) -> OwnClasses:
     """Scores with bootstrap intervals, the reliability diagram, and ECE by its other definitions."""
     interval = metrics.bootstrap(
         outcomes, lambda o: torch.stack([m(o) for m in METRICS.values()]), resamples=RESAMPLES, seed=seed
     )
     variants = {name: metrics.preset_ece(outcomes, preset).item() for name, preset in metrics.ECE_PRESETS.items()}
     variants["equal mass"] = metrics.ece(outcomes, binning="equal-mass").item()
-    if "log_probs" in predicted.stored:
-        variants["classwise"] = metrics.classwise_ece(predicted.stored["log_probs"], predicted.columns["y"]).item()
+    if log_probs is not None:
+        variants["classwise"] = metrics.classwise_ece(log_probs, y).item()
     intervals = Intervals(*zip(interval.low.tolist(), interval.high.tolist(), strict=True))
     return OwnClasses(metrics.scores(outcomes), intervals, variants, _diagram(metrics.reliability(outcomes)))
 

@@ -30,7 +30,7 @@ from calgp.nets import Task
 from calgp.posthoc.calibration import LOWEST, Calibrator
 from calgp.runs.evaluation import form
 from calgp.runs.record import to_json
-from calgp.runs.writing import reporting, write_whole
+from calgp.runs.writing import wrap_os_errors, write_whole
 
 if TYPE_CHECKING:
     from calgp.runs.classifier import Classifier
@@ -41,6 +41,7 @@ OUTPUTS = ("probabilities", "entropy", "expected_entropy", "mutual_information",
 TOLERANCE = 1e-5  # of every output, between the file and torch
 METADATA = "calgp.json"  # the extra file of a torch.export archive
 OPSET = 18
+PROGRAM = Path(__file__).with_name("exported_program.py")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Exported:
     """A file that was written and found to agree with torch."""
 
     path: Path
+    program: Path  # beside it: predicts image files with it, without calgp
     size: int  # bytes
     worst: dict[str, float]  # the largest difference to torch, by output
     images: int  # that were compared
@@ -184,9 +186,11 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
             f"The {to} file gives another {output} than torch, by {worst[output]:.1e}, more than {TOLERANCE:g}; it was "
             "not kept."
         )
-    with reporting(path.parent):
+    with wrap_os_errors(path.parent):
         write_whole(path, data)
-    return Exported(path, len(data), worst, len(x), how, seed, metadata)
+        program = path.with_name(f"{path.stem}_predict.py")
+        write_whole(program, PROGRAM.read_bytes())
+    return Exported(path, program, len(data), worst, len(x), how, seed, metadata)
 
 
 def _metadata(task: Task, how: Passes, seed: int) -> dict[str, Any]:
@@ -195,7 +199,8 @@ def _metadata(task: Task, how: Passes, seed: int) -> dict[str, Any]:
         "input": {
             "name": "images",
             "shape": ["N", task.channels, task.height, task.width],
-            "preprocessing": "float32 in [0, 1]: 8-bit pixels / 255, channels first, grey or RGB",
+            "preprocessing": "float32 in [0, 1]: 8-bit pixels / 255, channels first, grey or RGB; upright by EXIF, "
+            "on white where transparent, stretched to the size by bilinear resampling",
         },
         "outputs": {
             "probabilities": "[N, Q] p(y | x), calibrated if there is a calibrator",

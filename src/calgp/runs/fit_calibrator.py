@@ -1,5 +1,7 @@
 """Fitting a calibrator on held-out images."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,9 @@ from calgp.posthoc import calibration
 from calgp.runs.card import Card
 from calgp.runs.evaluation import METRICS, batches, check_form, predict_on_cpu
 from calgp.runs.results import Calibration, HeldOutScores
+
+FEWEST = 50  # held-out images, to fit a temperature by default
+FOLDS = 5
 
 
 def check_held_out(images: Images, card: Card) -> None:
@@ -33,13 +38,20 @@ def fit_calibrator(
     _, images = calibrated_share(images, share, seed)
     predicted = predict_on_cpu(model, batches(images, model), how, seed=seed)
     before = torch.cat([part.log_probs for part in predicted])
+    return fitted_on(before, images, name, how, seed=seed, share=share, of=checksum)
+
+
+def fitted_on(
+    before: Tensor, images: Images, name: str, how: Passes, *, seed: int, share: float = 1.0, of: str | None = None
+) -> Calibration:
+    """A calibrator of log-probabilities of these images, a `share` of those with the checksum `of`."""
     fitted = calibration.find(name).fit(before, images.y)
     parameters = calibration.to_json(fitted)
     return Calibration(
         calibrator=parameters.pop("calibrator"),
         parameters=parameters,
         n=len(images),
-        of=checksum,
+        of=images.checksum() if of is None else of,
         share=share,
         samples=how.count,
         engine=how.engine,
@@ -48,6 +60,39 @@ def fit_calibrator(
         after=_scores(fitted.apply(before), images.y),
         warning=fitted.warning,
     )
+
+
+def fit_if_better(
+    model: Model, images: Images, name: str, how: Passes, *, seed: int
+) -> tuple[Calibration, None] | tuple[None, str]:
+    """A calibrator, if the images can tell that it helps: by the MNLL of each fifth, calibrated by the others.
+
+    Else why not, in a sentence.
+    """
+    if len(images) < FEWEST:
+        return None, f"{len(images)} held-out images are too few to fit a {name} on; at least {FEWEST} are needed."
+    predicted = predict_on_cpu(model, batches(images, model), how, seed=seed)
+    log_probs = torch.cat([part.log_probs for part in predicted])
+    found = fitted_on(log_probs, images, name, how, seed=seed)
+    if found.warning is not None:
+        return None, f"The hold-out cannot support a {name}: {found.warning}"
+    crossed = _scores(cross_fitted(log_probs, images.y, name, folds=FOLDS), images.y)
+    if crossed.mnll >= found.before.mnll:
+        return None, (
+            f"A {name} makes the cross-validated MNLL of the hold-out no better "
+            f"({found.before.mnll:.4f} without, {crossed.mnll:.4f} with); it is left out."
+        )
+    return replace(found, crossed=crossed), None
+
+
+def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str, *, folds: int = 2) -> Tensor:
+    """Log-probabilities of each fold of the images, calibrated by the others; folds have the same classes."""
+    order, fitted = y.argsort(stable=True), torch.empty_like(log_probs)
+    for fold in range(folds):
+        rest = torch.arange(len(y)) % folds != fold
+        judged, fitting = order[~rest], order[rest]
+        fitted[judged] = calibration.find(calibrator).fit(log_probs[fitting], y[fitting]).apply(log_probs[judged])
+    return fitted
 
 
 def _scores(log_probs: Tensor, y: Tensor) -> HeldOutScores:

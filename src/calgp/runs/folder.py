@@ -34,6 +34,7 @@ from calgp.runs.reading import (
 )
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import (
+    INSIDE,
     Calibration,
     Checkpoint,
     Evaluation,
@@ -43,7 +44,7 @@ from calgp.runs.results import (
     NoteRecord,
     TrainRecord,
 )
-from calgp.runs.writing import owned, reporting, write_whole
+from calgp.runs.writing import owned, wrap_os_errors, write_whole
 
 CHECKPOINT = "checkpoint.safetensors"
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class RunFolder:
         data = to_json(card)
         data["environment"] = _without_none(data["environment"])
         if self.writes:
-            with reporting(self.path):
+            with wrap_os_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
         self._write_json("run.json", data, Card)
 
@@ -222,21 +223,21 @@ class RunFolder:
     def remove(self, name: str) -> None:
         if not self.writes:
             return
-        with reporting(self.path):
+        with wrap_os_errors(self.path):
             (self.path / name).unlink(missing_ok=True)
 
     def append_log(self, record: LogRecord) -> None:
         """One line of log.jsonl."""
         if not self.writes:
             return
-        with reporting(self.path), (self.path / "log.jsonl").open("a") as file:
+        with wrap_os_errors(self.path), (self.path / "log.jsonl").open("a") as file:
             file.write(_log_line(record))
 
     def flush_log(self) -> None:
         """Make the lines of log.jsonl last, before a file that counts on them is written."""
         if not self.writes:
             return
-        with reporting(self.path), (self.path / "log.jsonl").open("a") as file:
+        with wrap_os_errors(self.path), (self.path / "log.jsonl").open("a") as file:
             os.fsync(file.fileno())
 
     def cut_log(self, step: int) -> None:
@@ -321,7 +322,7 @@ class RunFolder:
     def _write(self, name: str, data: bytes) -> None:
         if not self.writes:
             return
-        with reporting(self.path):
+        with wrap_os_errors(self.path):
             write_whole(self.path / name, data)
 
 
@@ -359,7 +360,7 @@ def open_folder(path: str | os.PathLike[str]) -> RunFolder:
 def build(run: Run, task: Task) -> Model:
     """The model of a run, everything that is drawn once drawn from its seed."""
     generator = torch.Generator().manual_seed(run.seed)
-    model = run.method.build(task, network(run), generator=generator)
+    model = run.method.build(task, network(run, task), generator=generator)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -376,7 +377,7 @@ def evaluation_data(found: Evaluation) -> dict[str, Any]:
     """What scores-*.json holds: of images of other classes no scores, of the run's own nothing that compares them."""
     data = to_json(found)
     data["environment"] = _without_none(data["environment"])
-    others = ("scores", "intervals", "ece_variants", "reliability", "selective") if found.outside else ("ood", "inside")
+    others = (*INSIDE, "confusion", "selective") if found.outside else ("ood", "inside")
     return {key: value for key, value in data.items() if key not in others}
 
 

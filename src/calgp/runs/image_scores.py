@@ -20,7 +20,7 @@ from torch import Tensor
 from calgp import metrics
 from calgp.metrics import Outcomes
 from calgp.runs.folder import RunFolder
-from calgp.runs.reading import damaged, is_file, read_bytes
+from calgp.runs.reading import is_file, read_bytes, wrap_read_errors
 from calgp.runs.results import Evaluation
 
 MOST_IMAGES = 2**17  # evaluations of more images keep no columns
@@ -79,7 +79,7 @@ def _from_predictions(folder: RunFolder, evaluation: Evaluation, classes: int) -
 
 
 def _read(path: Path, evaluation: Evaluation, classes: int) -> ImageScores:
-    with damaged(path):
+    with wrap_read_errors(path):
         tensors = _unpacked(read_bytes(path, MOST_BYTES))
         n, names = evaluation.n, OUTSIDE if evaluation.outside else INSIDE
         stored = {*names, *(() if evaluation.outside else ("correct",))}

@@ -17,7 +17,7 @@ from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.run import Run
 from calgp.runs.augmentation import augmented
 from calgp.runs.failures import PATIENCE, BufferSnapshot, non_finite
-from calgp.runs.ranks import alone, gathered, share, summed
+from calgp.runs.ranks import gathered, share, summed, wrap_rank_errors
 
 ROWS_SHOWN = 8
 
@@ -93,7 +93,7 @@ def _batches(
             mine = share(fabric, whole[-1])
             yield mine if len(mine) else whole[-1][:1]  # an image that counts 0
 
-    for mine, x in alone(fabric, images.read(shares())):
+    for mine, x in wrap_rank_errors(fabric, images.read(shares())):
         yield whole.popleft(), mine, x
 
 
@@ -117,7 +117,7 @@ def _differentiate(
         for place, (index, pixels) in enumerate(parts, start=1):
             x, y = fabric.to_device((to_unit_interval(pixels), images.y[index]))
             rows = images.rows[index].to(x.device)
-            x = augmented(x, run.augment, crop=run.crop, seed=run.seed, step=step, rows=rows)
+            x = augmented(x, run.augment, crop=run.crop or 0, seed=run.seed, step=step, rows=rows)
             last = place == len(parts)
             with fabric.no_backward_sync(bound, enabled=fabric.world_size > 1 and not last):  # type: ignore[arg-type]
                 part, kl = bound(x, y, training_noise(run, step, rows))

@@ -51,20 +51,20 @@ def on_first(fabric: Fabric, do: Callable[[], T]) -> T:
     return found if fabric.world_size == 1 else fabric.broadcast(found)  # type: ignore[return-value]
 
 
-class Alone(CalgpError):
-    """What failed on one rank only, which tells it itself."""
+class OneRankError(CalgpError):
+    """What failed on one rank only: that rank prints it."""
 
-    alone = True
+    on_one_rank = True
 
 
-def alone(fabric: Fabric, items: Iterator[T]) -> Iterator[T]:
-    """The items; what fails in finding them, a picture that cannot be read, is this rank's to tell."""
+def wrap_rank_errors(fabric: Fabric, items: Iterator[T]) -> Iterator[T]:
+    """The items; an error in finding them, such as an image that cannot be read, becomes an error of this rank."""
     try:
         yield from items
     except CalgpError as error:
         if fabric.world_size == 1:
             raise
-        raise Alone(f"Rank {fabric.global_rank}: {error}") from error
+        raise OneRankError(f"Rank {fabric.global_rank}: {error}") from error
 
 
 def summed(fabric: Fabric, values: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def check_same(fabric: Fabric, what: Mapping[str, object]) -> None:
 def _absent(fabric: Fabric, error: str) -> CalgpError:
     found = re.search(r"[Rr]anks? ([\d, ]+) failed to pass", error)
     missing = f"rank {found[1].strip()}" if found and fabric.is_global_zero else "another rank"
-    return Alone(
+    return OneRankError(
         f"Rank {fabric.global_rank} has waited for {missing} for up to {MEETING.total_seconds():.0f} seconds: it has "
         "ended or hangs. Look at its output, end all processes of the run, and start them again."
     )
@@ -127,15 +127,15 @@ def owned(fabric: Fabric, folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def connected(fabric: Fabric) -> Iterator[None]:
+def wrap_lost_ranks(fabric: Fabric) -> Iterator[None]:
     """A rank that died, as one sentence on the others; what failed on this rank stays what it is."""
     try:
         yield
     except RuntimeError as error:
         if fabric.world_size == 1 or not any(word in str(error).lower() for word in ("gloo", "nccl", "connection")):
             raise
-        told = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0][:200]  # without the line of gloo's source
+        reason = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0][:200]  # without the line of gloo's source
         raise CalgpError(
-            f"Rank {fabric.global_rank} has lost the others, one of which has ended ({told}). The last checkpoint is "
+            f"Rank {fabric.global_rank} has lost the others, one of which has ended ({reason}). The last checkpoint is "
             "whole; the same command with --continue goes on from it."
         ) from error

@@ -1,6 +1,6 @@
 """Files of a run folder, read as if an enemy had made them: no header decides how much memory is taken.
 
-What a file may cost is settled by its own size, before it is opened further: JSON by `LARGEST_JSON`, tensors by what
+What a file may cost is limited by its own size, before it is opened further: JSON by `LARGEST_JSON`, tensors by what
 lies on the disk, a model by the tensors that lie beside its description.
 """
 
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The beginning of a file of tensors: what it holds, the JSON stored beside it, and its `digest`, if it is told."""
+    """The beginning of a file of tensors: what it holds, the JSON stored beside it, its `digest` if it has one."""
 
     tensors: dict[str, Stored]
     metadata: dict[str, Any]
@@ -72,7 +72,7 @@ def is_file(path: Path) -> bool:
 
 
 @contextmanager
-def damaged(path: Path) -> Iterator[None]:
+def wrap_read_errors(path: Path) -> Iterator[None]:
     """What goes wrong in reading a file, as one clear sentence."""
     try:
         yield
@@ -93,7 +93,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file; its texts can be written again (no half of a surrogate pair)."""
-    with damaged(path):
+    with wrap_read_errors(path):
         content = read_bytes(path, LARGEST_JSON)
         value = json.loads(content.decode("utf-8"))
         if b"\\u" in content:
@@ -103,14 +103,14 @@ def read_json(path: Path) -> Any:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a log; what is no UTF-8 in it is replaced, and a line that is too long is left out."""
-    with damaged(path):
+    with wrap_read_errors(path):
         text = read_bytes(path, LARGEST_LOG).decode("utf-8", "replace")
     return [line for line in text.split("\n") if len(line) <= LARGEST_LINE]
 
 
 def read_header(path: Path) -> Header:
     """Names, types and shapes of the tensors in a file, checked against its size; no tensor is read."""
-    with damaged(path), open(path, "rb", opener=_without_waiting) as file:
+    with wrap_read_errors(path), open(path, "rb", opener=_without_waiting) as file:
         size = _check_size(file.fileno(), 2**63)
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
@@ -129,7 +129,7 @@ def read_header(path: Path) -> Header:
 def read_tensors(path: Path, header: Header | None = None) -> dict[str, Tensor]:
     """The tensors of a file, whose `header` may have been read already. They lie in the file until they are used."""
     header = read_header(path) if header is None else header
-    with damaged(path):
+    with wrap_read_errors(path):
         tensors = load_file(path)
         if {name: Stored(value.dtype, tuple(value.shape)) for name, value in tensors.items()} != header.tensors:
             raise ValueError("its tensors are not those of its header")
@@ -176,7 +176,7 @@ def check_checkpoint(run: Run, task: Task, header: Header, path: Path, *, steps:
     check_model(run, task, header, path, prefix="model.")
     if any(name.startswith("best.") for name in header.tensors):
         check_model(run, task, header, path, prefix="best.")
-    with damaged(path):
+    with wrap_read_errors(path):
         state = parse(Checkpoint, header.metadata)
     if run.patience is not None and state.stopping is None:
         raise _unfit(path, "it does not say how far early stopping is")
@@ -206,7 +206,7 @@ def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[
     """Predictions: a row an image in every column, labels among the classes, and no number that is not finite."""
     kinds = {"label": torch.int64, "y": torch.int64, "rows": torch.int64}
     floats = ("confidence", "entropy", "mutual_information")
-    with damaged(path):
+    with wrap_read_errors(path):
         if absent := sorted({*kinds, *floats} - set(tensors)):
             raise ValueError(f"it lacks the column {absent[0]}")
         n = len(tensors["label"]) if tensors["label"].ndim == 1 else 0
@@ -231,7 +231,7 @@ def model_without_memory(run: Run, task: Task, *, most: int) -> Model:
     """The model of a run on the meta device, where tensors have no content; refused beyond `most` tensors."""
     try:
         with _counting(most), _Valueless(), torch.device("meta"):
-            return run.method.build(task, network(run))
+            return run.method.build(task, network(run, task))
     except CalgpError:
         raise
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:

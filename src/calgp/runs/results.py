@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from calgp.data import Corruption
 from calgp.errors import CalgpError
 from calgp.gp import Engine, Passes
-from calgp.metrics import Scores
+from calgp.metrics import Confusion, Scores
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import Calibrator
 from calgp.posthoc.decisions import Decisions, PredictionSets, Selection
@@ -118,6 +118,7 @@ class Calibration:
     """calibration.json: a calibrator, and what it did to the hold-out that it was fitted on.
 
     of: checksum of the held-out images. share: the part of them that was used, chosen by the seed.
+    crossed: the scores of each fifth of the hold-out, calibrated by the others, where that was asked.
     """
 
     calibrator: CalibratorName
@@ -131,6 +132,7 @@ class Calibration:
     samples: Count = 50
     engine: Engine = "samples"
     warning: Text | None = None
+    crossed: HeldOutScores | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -280,6 +282,7 @@ class Evaluation:
     intervals: Intervals | None = None
     ece_variants: Annotated[dict[Text, float], AfterValidator(_has_paper_and_authors)] | None = None
     reliability: Reliability | None = None
+    confusion: Confusion | None = None  # since 0.2.0
     selective: dict[Text, Selective] = field(default_factory=dict)
     ood: dict[Text, OutOfDistribution] | None = None
     inside: Text | None = None  # the source of the run's own images, for `ood`
@@ -295,6 +298,16 @@ class Evaluation:
     @property
     def passes(self) -> Passes:
         return Passes(self.samples, self.engine)
+
+    @property
+    def computed_by(self) -> str:
+        """How it was predicted, in words: where passes cannot differ, because nothing is random, one was made."""
+        return str(self.passes) if self.is_random else "1 pass"
+
+    @property
+    def is_random(self) -> bool:
+        """Whether anything in the model was averaged over; a plain network is a point, and has no such uncertainty."""
+        return self.mean_mutual_information > 1e-7
 
     @property
     def own(self) -> "OwnClasses":
@@ -347,9 +360,9 @@ class HoldoutRecord:
 
 @dataclass(frozen=True)
 class NoteRecord:
-    """A line of log.jsonl about a skipped step, a hold-out that could not be scored, or the state that was kept."""
+    """A line of log.jsonl about a skipped step, a hold-out without scores, the state that was kept, no temperature."""
 
-    kind: Literal["skipped", "unscored", "kept"]
+    kind: Literal["skipped", "unscored", "kept", "uncalibrated"]
     step: Whole
     why: Text | None = None
     mnll: float | None = None

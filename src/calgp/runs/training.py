@@ -21,15 +21,16 @@ from calgp.run import Run, default_name
 from calgp.runs.card import Card
 from calgp.runs.checkpoint import LastGoodState, LoadedCheckpoint, Progress, save_checkpoint
 from calgp.runs.classifier import Classifier, one_device
+from calgp.runs.defaults import resolved, task_of, with_steps
 from calgp.runs.description import from_json, to_json
 from calgp.runs.environment import Environment, environment, training_arithmetic
 from calgp.runs.evaluation import score
 from calgp.runs.failures import Interrupted, interruptible, require_finite
-from calgp.runs.fit_calibrator import fit_calibrator
+from calgp.runs.fit_calibrator import fit_calibrator, fit_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, build, slug
 from calgp.runs.loop import Step, fit, make_optimiser
-from calgp.runs.ranks import check_same, connected, on_first, owned, same_buffers, summed, together
-from calgp.runs.results import HoldoutRecord, NoteRecord, TrainRecord
+from calgp.runs.ranks import check_same, on_first, owned, same_buffers, summed, together, wrap_lost_ranks
+from calgp.runs.results import Calibration, HoldoutRecord, NoteRecord, TrainRecord
 from calgp.runs.stopping import EarlyStopping
 from calgp.runs.training_data import TrainingData, class_weights
 
@@ -61,37 +62,52 @@ def train_run(
     """
     fabric = one_device(fabric)
     folder = RunFolder(folder.path, writes=fabric.is_global_zero)
-    with connected(fabric):
+    with wrap_lost_ranks(fabric):
         check_same(fabric, _identity(run, fabric, accumulate, resume=resume, data=data))
         given = data
         data = together(fabric, lambda: TrainingData.of(run, directory) if given is None else given)
         images = data.train
         check_same(fabric, {"the training images": together(fabric, images.checksum)})
+    run = resolved(run, data)
     if run.method.calibrator and data.held_out is None:
         raise CalgpError(f"{run.label} fits its {run.method.calibrator} on held-out images; give some with the data.")
+    if run.calibration and data.held_out is None:
+        raise CalgpError("Invalid calibration=True: it needs held-out images; give some with the data.")
     if run.patience and data.stopping is None:
         raise CalgpError(f"patience={run.patience} needs images to stop by: TrainingData(train, held_out, stopping).")
     every = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     if not 0 < accumulate <= run.batch_size:
         raise CalgpError(f"Invalid accumulate={accumulate}: must be 1 to {run.batch_size}, the images of a batch.")
-    with connected(fabric), owned(fabric, folder):
+    with wrap_lost_ranks(fabric), owned(fabric, folder):
         if on_first(fabric, lambda: resume and folder.finished and folder.interrupted):  # killed before the very end
             folder.remove(CHECKPOINT)
             return Classifier.load(folder, fabric=fabric)
+        run = with_steps(run, folder, data, fabric, accumulate=accumulate)
         model, card = _trained(
             run, folder, fabric, data, resume=resume, every=every, accumulate=accumulate, watch=watch
         )
         with _numbers_of(run, "cannot be finished"):
             run.method.finish(model, data.train)
-        calibration, name, held_out = None, run.method.calibrator, data.held_out
-        if name and held_out is not None:
-            calibration = on_first(fabric, lambda: fit_calibrator(model, held_out, name, Passes.of(model), seed=0))
+        calibration = on_first(fabric, lambda: _calibration(run, model, data.held_out, folder, card))
+        if calibration is not None:
             folder.write_calibration(calibration)
         folder.flush_log()
         folder.write_tensors("model.safetensors", model.state_dict())
         folder.remove(CHECKPOINT)
         fabric.barrier()  # no rank is done before the model is there
     return Classifier(_as_loaded(model, card), card, folder=folder, calibration=calibration, fabric=fabric)
+
+
+def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFolder, card: Card) -> Calibration | None:
+    """The method's own calibrator; or a temperature, if the run wants one and it helps; if not, the log says why."""
+    if held_out is None or not (run.method.calibrator or run.calibration):
+        return None
+    if run.method.calibrator:
+        return fit_calibrator(model, held_out, run.method.calibrator, Passes.of(model), seed=0)
+    found, why = fit_if_better(model, held_out, "temperature", Passes.of(model), seed=0)
+    if why is not None:
+        folder.append_log(NoteRecord("uncalibrated", run.total_steps(card.train_images), why))
+    return found
 
 
 def _trained(
@@ -106,7 +122,7 @@ def _trained(
     watch: Callable[[Step], None],
 ) -> tuple[Model, Card]:
     """The model after the last step, and its card."""
-    task = Task(*data.train.x.shape[1:], classes=len(data.train.classes))
+    task = task_of(data.train)
     model = build(run, task)
     checkpoint = on_first(fabric, lambda: _checkpoint(run, folder, data, resume=resume))
     computed_by = training_arithmetic(fabric, accumulate)
@@ -250,7 +266,7 @@ def _identity(
     """What all ranks of a training must share: options, versions, precision, how a batch is divided."""
     made_by = training_arithmetic(fabric, accumulate)
     same = ("calgp", "torch", "transform", "device", "precision", "accumulate")
-    options = {}
+    options: dict[str, object] = {}
     for name, value in to_json(run).items():
         options |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
     return (

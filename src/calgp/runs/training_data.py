@@ -12,6 +12,8 @@ from calgp.errors import CalgpError
 from calgp.run import Run
 from calgp.runs.card import Card
 
+FEWEST = 500  # training images of which a tenth is held out unless the run says otherwise
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -32,7 +34,7 @@ class TrainingData:
         form = {"size": run.size, "colour": run.colour, "workers": workers, "skip_unreadable": run.skip_unreadable}
         images = load(run.source, "train", directory=directory, **form)
         source = open_source(run.source, **form)
-        return TrainingData.cut(images, run, source.validation() if run.holdout else None)
+        return TrainingData.cut(images, run, None if run.holdout == 0 else source.validation())
 
     @staticmethod
     def cut(images: Images, run: Run, validation: Images | None = None) -> "TrainingData":
@@ -45,10 +47,20 @@ class TrainingData:
         seed = run.seed if run.split_seed is None else run.split_seed
         if run.train_size is not None:
             images = images.balanced(run.train_size, seed)
-        if not run.holdout:
+        share = default_holdout(len(images)) if run.holdout is None else run.holdout
+        if validation is None and not share:
             return TrainingData(images, None)
-        train, held_out = images.split(run.holdout, seed) if validation is None else (images, validation)
+        train, held_out = images.split(share, seed) if validation is None else (images, validation)
         return TrainingData(train, held_out) if run.patience is None else TrainingData(train, *_halves(held_out, seed))
+
+
+def default_holdout(images: int) -> float:
+    """The share that is held out where the run names none: with few images, each is worth more to learn from.
+
+    >>> default_holdout(499), default_holdout(500)
+    (0.0, 0.1)
+    """
+    return 0.1 if images >= FEWEST else 0.0
 
 
 def _halves(held_out: Images, seed: int) -> tuple[Images, Images]:

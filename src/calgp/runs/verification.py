@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROBABILITY = 1e-4  # what another order of adding may change in float32, through tens of layers
 MOST_SAMPLES = 10_000  # an evaluation of a file that claims more would never end
-DECIDED = ("abstained", "sets", "set_size", "covered")  # by decisions, which may have been made anew since
+DECIDED = ("abstained", "sets", "set_size", "covered")  # by decisions, which may have been fitted again since
 State = Literal["same bits", "within tolerance", "differs", "not checked"]
 
 

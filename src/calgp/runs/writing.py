@@ -132,7 +132,7 @@ def owned(folder: Path) -> Iterator[None]:
     The lock is the operating system's, on the file .lock: it ends with the process, however that ends. Who owns a
     folder may ask again. File systems without locks have none here either.
     """
-    with reporting(folder):
+    with wrap_os_errors(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             flush_directory(folder.parent)
@@ -140,7 +140,7 @@ def owned(folder: Path) -> Iterator[None]:
     if _owners.get(path) == me:
         yield
         return
-    with reporting(folder):
+    with wrap_os_errors(folder):
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _wait_for(handle, folder)
@@ -178,7 +178,7 @@ def _locked(handle: int) -> bool:
 
 
 @contextmanager
-def reporting(path: Path) -> Iterator[None]:
+def wrap_os_errors(path: Path) -> Iterator[None]:
     """Failures of the file system, as one clear sentence."""
     try:
         yield

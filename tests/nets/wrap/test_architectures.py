@@ -44,6 +44,7 @@ def built(made, digits):
     return lambda name: copy.deepcopy(build(name))
 
 
+@pytest.mark.slow
 @every_architecture
 def test_masked_layers_are_those_counted_by_hand_and_each_fires_in_training_and_in_prediction(name, built):
     model = built(name)
@@ -75,6 +76,7 @@ def test_the_features_are_what_entered_the_classifier_and_the_network_is_left_al
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
+@pytest.mark.slow
 @every_architecture
 def test_some_steps_lower_the_bound_on_digits_and_the_state_gives_the_same_predictions(name, built, made, digits):
     x, y, rows = digits.pixels(), digits.y, torch.arange(40)
@@ -98,6 +100,7 @@ def test_some_steps_lower_the_bound_on_digits_and_the_state_gives_the_same_predi
     assert torch.equal(one.log_probs, other.log_probs)
 
 
+@pytest.mark.slow
 @every_architecture
 def test_predictions_depend_on_the_seed_and_not_on_batches_memory_or_the_stem(name, built):
     model, x = built(name), images(4, DIGITS)

@@ -115,9 +115,15 @@ class Wrapped(Backbone):
                 f"calgp.wrap(network, name={self.network!r}) before, or with `calgp --network "
                 f"{self.network}=file.py:function …`."
             )
+        return self.features_of(NETWORKS[self.network], task, posterior, generator=generator)
+
+    def features_of(
+        self, network: Network, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None
+    ) -> WrappedFeatures:
+        """`build` of a network that needs no name."""
         masking = self._masking(posterior)
         with torch.device("cpu"):  # a trial needs values, so it cannot be without memory
-            return WrappedFeatures(_made(NETWORKS[self.network], generator), self, task, masking)
+            return WrappedFeatures(_made(network, generator), self, task, masking)
 
     def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:
         """Estimates the statistics of batch norm with the masks on."""

@@ -1,0 +1,83 @@
+"""Progress bars of the command line, on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from calgp.cli.terminal import PlainColumn, Terminal
+from calgp.runs.loop import Step
+
+if TYPE_CHECKING:
+    from calgp.runs.jobs import Progress as Done
+
+PROGRESS = Terminal(stderr=True)
+
+
+@contextmanager
+def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
+    """A bar with the two parts of the bound, smoothed, and the time that is left."""
+    PROGRESS.print(title, highlight=False, soft_wrap=True)
+    columns = (
+        BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), PlainColumn("left"), TimeRemainingColumn(),
+        PlainColumn("{task.fields[bound]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=PROGRESS) as bar:
+        task = bar.add_task("", total=None, bound="")
+        smoothed: list[float] = []
+
+        def watch(step: Step) -> None:
+            if step.skipped is not None:
+                PROGRESS.print(f"Step {step.step} was skipped: {step.skipped}.", highlight=False, soft_wrap=True)
+                return bar.update(task, completed=step.step, total=step.steps)
+            if step.step % 10 and step.step != step.steps:
+                return bar.update(task, completed=step.step, total=step.steps)
+            smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
+            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
+            bar.update(task, completed=step.step, total=step.steps, bound=bound)
+
+        yield watch
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over a known amount: call with (how much more, how much in all)."""
+    with Progress(PlainColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=PROGRESS) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda more, total: bar.update(task, advance=more, total=total)
+
+
+@contextmanager
+def steps_shown() -> Iterator[Callable[[str], None]]:
+    """What is being done now, by name."""
+    with Progress(SpinnerColumn(), PlainColumn("{task.description}"), console=PROGRESS, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda what: bar.update(task, description=what)
+
+
+@contextmanager
+def overall_bar() -> Iterator[Callable[[Done], None]]:
+    """A bar over many runs, weighted by what each is expected to take, with the time that is left."""
+    columns = (
+        BarColumn(None), PlainColumn("{task.fields[runs]}"), TimeElapsedColumn(), PlainColumn("left"),
+        TimeRemainingColumn(), PlainColumn("{task.fields[now]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=PROGRESS) as bar:
+        task = bar.add_task("", total=None, runs="", now="")
+
+        def watch(done: Done) -> None:
+            failed = f", {done.failed} failed" if done.failed else ""
+            runs = f"{done.done}/{done.jobs} runs{failed}"
+            bar.update(task, completed=done.work, total=max(done.whole, 1e-9), runs=runs, now=done.now)
+
+        yield watch

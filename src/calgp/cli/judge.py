@@ -1,0 +1,82 @@
+"""The command for predictions that were made elsewhere: judge."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from calgp.cli.shared import JsonOption, check_sampling, err, out
+from calgp.errors import CalgpError
+
+
+def judge(
+    predictions: Annotated[
+        list[Path], typer.Argument(help="One or two files: .npz or .csv with probabilities or logits, and labels.")
+    ],
+    kind: Annotated[
+        Literal["probs", "log_probs", "logits"] | None,
+        typer.Option(help="What the numbers are.", show_default="by the names of arrays or columns"),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="Fit temperature, vector, platt or isotonic on a random half; score both on the other.",
+            show_default="none",
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with diagrams, too.", show_default="none")] = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap, and of the half.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Score predictions that were made anywhere: no model and no images are needed.
+
+    An .npz file has an array probs, log_probs or logits [N, Q] and labels y [N]. A .csv file has a header, a column y
+    (or label) and one column a class; columns called logit_… are logits. Two files with the same labels are also
+    compared in pairs, row by row, which tells much smaller differences from chance.
+
+    Example: calgp judge mine.npz theirs.csv --html judged.html
+    """
+    from calgp.cli import tables
+    from calgp.runs import predictions_file as files
+
+    check_sampling(None, seed)
+    if len(predictions) > 2:
+        raise CalgpError(f"Invalid number of files {len(predictions)}: must be one, or two to compare in pairs.")
+    if calibrate is not None and len(predictions) > 1:
+        raise CalgpError("Invalid --calibrate with two files: must be one file; calibrate each by itself first.")
+    read, notes = [files.read_predictions(path, kind) for path in predictions], []
+    if calibrate is not None:
+        before, after, note = files.calibrate_on_half(read[0], calibrate, seed=seed)
+        read, notes = [after, before], [note]
+    found = [files.judge(each, seed=seed) for each in read]
+    paired = files.compare_predictions(read[0], read[1], seed=seed) if len(read) > 1 else None
+    if html is not None:
+        from calgp.report.judge import judge_page
+        from calgp.runs.writing import wrap_os_errors, write_whole
+
+        with wrap_os_errors(html.parent):
+            html.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(html, judge_page(found, paired, notes).encode("utf-8", "replace"))
+        err.print(f"Wrote {html}.", markup=False, soft_wrap=True)
+    if as_json:
+        return print(json.dumps(_plain(found, paired, notes)))
+    for note in notes:
+        err.print(f"Note: {note}", markup=False, soft_wrap=True)
+    for each in found:
+        out.print(tables.judgement_table(each))
+    if paired is not None:
+        out.print(tables.paired_table(found[0].name, found[1].name, paired))
+
+
+def _plain(found: list[Any], paired: Any, notes: list[str]) -> dict[str, Any]:
+    """The results for programs."""
+    from dataclasses import asdict
+
+    judged = [
+        {"name": each.name, "n": each.n, "classes": each.classes, "aurc": each.aurc, "notes": list(each.notes)}
+        | asdict(each.own)
+        for each in found
+    ]
+    differences = paired and {name: {"value": each.value, "half": each.half} for name, each in paired.items()}
+    return {"predictions": judged, "differences": differences, "notes": notes}

@@ -1,0 +1,114 @@
+"""The command sweep: many settings of options, each with several seeds."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from calgp.cli.flags import takes_run
+from calgp.cli.shared import (
+    AddressOption,
+    DataOption,
+    EngineOption,
+    GpusOption,
+    JobsOption,
+    JsonOption,
+    ThreadsOption,
+    open_fabric,
+    out,
+)
+from calgp.errors import CalgpError
+
+
+@takes_run(without=["seed"])
+def sweep(
+    options: dict[str, Any],
+    *,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="An option of `calgp train` or --set with its values: method.keep=0.5,0.9; with --random also a "
+            "range: lr=loguniform:1e-4:1e-2, or uniform, or integer.",
+            show_default="none",
+        ),
+    ] = None,
+    random: Annotated[
+        int | None,
+        typer.Option(help="Draw so many settings instead of all combinations.", show_default="all combinations"),
+    ] = None,
+    draw_seed: Annotated[
+        int | None, typer.Option(help="Of --random; more draws begin with the same ones.", show_default="0")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Of the runs of each setting: 0,1,2.", show_default="0")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs and tables go.")] = Path("sweeps/sweep"),
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-S", help="Draws of the masks.", show_default="50")
+    ] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Score the test images, too; nothing is chosen by them.")
+    ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDEX/COUNT", help="Only these runs, 1/10 to 10/10: for job arrays.", show_default="all runs"
+        ),
+    ] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="Run nothing: list what would be run, and its cost.")] = False,
+    jobs: JobsOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus: GpusOption = 0.0,
+    data: DataOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train many settings with several seeds; a table of them, the best on the hold-out first.
+
+    All combinations of --grid, or --random draws. Stop it whenever you like: the same command goes on where it was, and
+    nothing is run twice. Test images are not looked at unless --evaluate asks for it, and never sorted by. The tables
+    are table.csv, table.json and report.html in --out. A --config file may have tables [grid] and [sweep]. Without
+    --holdout, a tenth of the training images is kept to choose by.
+
+    Example: calgp sweep --method cnn-gp-sorf --epochs 3 --grid method.keep=0.5,0.9 --grid lr=1e-3,3e-3 --seeds 0,1,2
+    """
+    import shlex
+
+    from calgp.cli import bars, job_tables
+    from calgp.runs.engines import find_engine
+    from calgp.runs.jobs import Paths
+    from calgp.search import sweep as sweeping
+
+    given = {"random": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,
+            "seeds": seeds and _seeds(seeds)}  # fmt: skip
+    wanted = sweeping.described(
+        options, grid or [], {name: value for name, value in given.items() if value is not None}
+    )
+    chosen = sweeping.Part.parse(part) if part else None
+    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
+    todo = sweeping.missing_jobs(wanted, Paths(folder / "runs", data=data), chosen)
+    if dry:
+        return out.print(job_tables.planned_table(wanted, todo), job_tables.cost(todo, jobs or 1))
+    open_fabric("auto", "32-true", threads)
+    with bars.overall_bar() as watch:
+        failures = sweeping.run_sweep(wanted, folder, data=data, part=chosen, engine=workers, watch=watch)
+    if chosen is None or not sweeping.missing_jobs(wanted, Paths(folder / "runs")):  # the last part writes them
+        found = sweeping.found_by(wanted, folder)
+        command = shlex.join(["calgp", *sys.argv[1:]])
+        written = sweeping.write_sweep(wanted, found, folder, command=command, failures=failures)
+        if as_json:
+            print(json.dumps(written))
+        else:
+            out.print(job_tables.sweep_table(found))
+            out.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+            out.print(f"Best on the hold-out: {written['best']}" if written["best"] else "", soft_wrap=True)
+    if failures:
+        raise CalgpError("Not everything could be run; the same command tries again. " + " ".join(failures.values()))
+
+
+def _seeds(text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise CalgpError(f"Invalid --seeds {text}: must be whole numbers, such as 0,1,2.")
+    return [int(part) for part in text.split(",")]

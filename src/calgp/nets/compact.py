@@ -1,0 +1,142 @@
+"""A small, fast network for colour images: whitened patches, then convolutions of 3 × 3 with batch norm and GELU."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calgp.data import Images
+from calgp.gp import UNMASKED, Convolution, Noise, Posterior
+from calgp.nets.base import HIDDEN, Backbone, Features, Task, bound_spectrum, canvas, check_widths
+from calgp.nets.lenet import LeNet
+from calgp.nets.resnet import batch_norm
+from calgp.nets.standardised import standardisers
+from calgp.options import COUNT, Interval, check_options, like, option
+
+PATCH = 2  # side of a whitened patch
+SMALLEST = 16  # images are padded to this side at least
+WHITENED_IMAGES = 2000  # how many training images the patches are whitened by
+FLOOR = 1e-3  # of the variance of a patch: smaller directions are noise and are not blown up
+
+
+@dataclass(frozen=True)
+class Compact(Backbone):
+    """Whitened patches of 2 × 2, then stages of two convolutions of 3 × 3 with pooling, and the maximum over the image.
+
+    The whitening is computed from training images at the start and is not trained. Each stage halves the image. Images
+    of 64 pixels and more begin with as many further stages of one convolution as bring them to about 32.
+    """
+
+    summary: ClassVar[str] = "fast network for colour images: whitened patches, batch norm, GELU"
+
+    widths: tuple[int, ...] = option((64, 128, 256), "Channels of the stages.", within=COUNT)
+    entry: int = option(32, "Channels of the further stages of large images.", within=COUNT)
+    unmasked: int = option(
+        1, "Stages without masks, counted from the image; samples share what they compute.", within=Interval(0, 100)
+    )
+    hidden: tuple[int, ...] = option((), HIDDEN, within=COUNT, default_text="none", example="384,192")
+    spectral: float | None = like(LeNet, "spectral")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_widths(self, "widths")
+
+    def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> "CompactFeatures":
+        return CompactFeatures(self, task, posterior, generator)
+
+    def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:
+        """The whitening, by patches of some training images."""
+        for features in (module for module in model.modules() if isinstance(module, CompactFeatures)):
+            chosen = torch.randperm(len(train), generator=generator)[:WHITENED_IMAGES].sort().values
+            x = train.pixels(chosen)
+            for each in standardisers(model):
+                x = each.normalised(x)
+            features.whitening.fit(x)
+
+
+class CompactFeatures(Features):
+    """The network that a `Compact` describes."""
+
+    def __init__(self, spec: Compact, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:
+        super().__init__()
+        side = max(task.height, task.width)
+        further = max(round(math.log2(side / 32)), 0)
+        self.whitening = Whitening(task.channels)
+        stages, before = [], self.whitening.out_channels
+        for place, width in enumerate((*[spec.entry] * further, *spec.widths)):
+            masked = posterior if place >= spec.unmasked + further else UNMASKED
+            stages.append(Stage(before, width, masked, generator, convolutions=1 if place < further else 2))
+            before = width
+        self.stages: list[Stage] = nn.ModuleList(stages)  # pyright: ignore[reportAttributeAccessIssue]
+        self.unmasked = min(spec.unmasked + further, len(stages))
+        self.out_features = before
+        for module in self.modules():
+            if isinstance(module, Convolution):
+                nn.init.kaiming_normal_(module.weight, generator=generator)
+        bound_spectrum(self, spec.spectral)
+
+    def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
+        h = F.gelu(self.whitening(canvas(x, SMALLEST)))
+        for stage in self.stages[: self.unmasked]:
+            h = stage(h)
+        return h
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:
+        for stage in self.stages[self.unmasked :]:
+            h = stage(h, noise)
+        return h.amax((2, 3))
+
+    def kl(self) -> Float[Tensor, ""]:
+        return torch.stack([m.kl() for m in self.modules() if isinstance(m, Convolution)]).sum()
+
+
+class Stage(nn.Module):
+    """Convolution, pooling, batch norm and GELU; then, of two, another convolution, batch norm and GELU."""
+
+    def __init__(
+        self, before: int, width: int, posterior: Posterior, generator: torch.Generator | None, *, convolutions: int
+    ) -> None:
+        super().__init__()
+        inputs = (before, *[width] * (convolutions - 1))
+        self.convolutions: list[Convolution] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            posterior.convolution(each, width, 3, bias=False, generator=generator) for each in inputs
+        )
+        self.norms: list[nn.BatchNorm2d] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            batch_norm(width) for _ in inputs
+        )
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
+        for place, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            h = convolution(h, noise)
+            h = F.gelu(norm(h if place else F.max_pool2d(h, 2)))
+        return h
+
+
+class Whitening(nn.Module):
+    """A convolution whose responses to patches are uncorrelated, each with its negative; the identity until `fit`."""
+
+    filters: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        size = channels * PATCH**2
+        self.channels, self.out_channels = channels, 2 * size
+        both = torch.cat([torch.eye(size), -torch.eye(size)])
+        self.register_buffer("filters", both.view(2 * size, channels, PATCH, PATCH))
+
+    @torch.no_grad()
+    def fit(self, x: Float[Tensor, "N C H W"]) -> None:
+        """Take the eigenvectors of the covariance of patches, each divided by the root of its eigenvalue."""
+        size = self.out_channels // 2
+        patches = cast(Tensor, F.unfold(x.double(), PATCH, stride=PATCH)).transpose(1, 2).reshape(-1, size)
+        values, vectors = torch.linalg.eigh(torch.cov(patches.T).view(size, size))
+        signs = torch.where(vectors.sum(0) < 0, -1.0, 1.0)  # a library may give either
+        whitened = (vectors * signs / (values.clamp_min(0) + FLOOR * values.mean() + 1e-12).sqrt()).T
+        self.filters.copy_(torch.cat([whitened, -whitened]).view_as(self.filters))
+
+    def forward(self, x: Float[Tensor, "N C H W"]) -> Tensor:
+        return F.conv2d(x, self.filters)

@@ -1,0 +1,81 @@
+"""What the training images decide where a run leaves it open: hold-out, network, augmentation, steps, calibration.
+
+`train_run` resolves its run before anything else, so that run.json says what was done and not "auto".
+"""
+
+import math
+import time
+from dataclasses import replace
+
+from lightning_fabric import Fabric
+
+from calgp.data import Images
+from calgp.gp import Bound
+from calgp.nets import Task
+from calgp.run import Run
+from calgp.runs.folder import RunFolder, build
+from calgp.runs.loop import fit, make_optimiser
+from calgp.runs.ranks import on_first
+from calgp.runs.training_data import TrainingData, class_weights
+
+CROPPED = 32  # pixels: smaller images, and grey ones, are not moved by default
+WARM_UP, TIMED = 2, 10  # steps that are made to learn how long one takes
+RESERVE = 0.95  # of the minutes are for steps; the rest for scores of the hold-out
+
+
+def task_of(train: Images) -> Task:
+    """What is to be learned from these images."""
+    return Task(*train.x.shape[1:], classes=len(train.classes))
+
+
+def resolved(run: Run, data: TrainingData) -> Run:
+    """The run with every option decided, but for the steps of a run in minutes. A resolved run stays as it is."""
+    task, held_out = task_of(data.train), data.held_out is not None
+    open_budget = run.steps is None and run.epochs is None and run.minutes is None
+    calibrates = run.method.is_calibrated and held_out and not run.method.calibrator
+    return replace(
+        run,
+        backbone=run.backbone.choose(task),
+        holdout=(0.1 if held_out else 0.0) if run.holdout is None else run.holdout,
+        augment=augmentation(task) if run.augment == ("auto",) else run.augment,
+        crop=max(task.height, task.width) // 8 or 1 if run.crop is None else run.crop,
+        steps=run.total_steps(len(data.train)) if open_budget else run.steps,
+        calibration=calibrates if run.calibration is None else run.calibration,
+    )
+
+
+def augmentation(task: Task) -> tuple[str, ...]:
+    """Colour images of 32 pixels and more are moved; a flip is left to those who know that it does no harm.
+
+    >>> augmentation(Task(3, 32, 32, 10)), augmentation(Task(1, 28, 28, 10))
+    (('crop',), ())
+    """
+    return ("crop",) if task.channels > 1 and min(task.height, task.width) >= CROPPED else ()
+
+
+def with_steps(run: Run, folder: RunFolder, data: TrainingData, fabric: Fabric, *, accumulate: int) -> Run:
+    """The run with the number of steps that its minutes allow here; all ranks get rank zero's.
+
+    A run that was begun in this folder keeps the number that was found then.
+    """
+    if run.minutes is None or run.steps is not None or run.epochs is not None:
+        return run
+    begun = on_first(fabric, lambda: folder.card().run if (folder.path / "run.json").is_file() else None)
+    if begun is not None and begun == replace(run, steps=begun.steps):
+        return begun
+    seconds = _seconds_a_step(run, data.train, fabric, accumulate=accumulate)
+    steps = max(math.floor(RESERVE * 60 * run.minutes / seconds) - WARM_UP - TIMED, 1)
+    return replace(run, steps=on_first(fabric, lambda: steps))
+
+
+def _seconds_a_step(run: Run, train: Images, fabric: Fabric, *, accumulate: int) -> float:
+    """How long a step takes, by a few steps of a model that is thrown away."""
+    model = build(run, task_of(train))
+    bound = Bound(model, len(train), class_weights(run, train))
+    bound, optimiser = fabric.setup(bound, make_optimiser(run, model))
+    trial, clock = replace(run, steps=WARM_UP + TIMED), time.perf_counter()
+    for step in fit(bound, optimiser, train, trial, fabric=fabric, accumulate=accumulate):
+        step.nll.item()  # until the device has done it
+        if step.step == WARM_UP:
+            clock = time.perf_counter()
+    return (time.perf_counter() - clock) / TIMED

@@ -1,0 +1,215 @@
+"""Outlier scores against scikit-learn, SciPy and closed forms."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from sklearn.covariance import EmpiricalCovariance, LedoitWolf
+from sklearn.neighbors import NearestNeighbors
+
+from calgp.errors import CalgpError
+from calgp.gp import Predictive
+from calgp.metrics import ood
+from calgp.posthoc.outliers import OUTLIER_SCORES, Density, Neighbours, Threshold, find, from_state
+
+
+def clusters(n=300, d=6, classes=3, seed=0, dtype=torch.float64):
+    """Correlated Gaussians around a mean for each class, of different scales in each feature."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(d, d, generator=generator, dtype=torch.float64) * torch.logspace(-1, 1, d, dtype=torch.float64)
+    means = 3 * torch.randn(classes, d, generator=generator, dtype=torch.float64) + 5
+    y = torch.arange(n) % classes
+    return (means[y] + torch.randn(n, d, generator=generator, dtype=torch.float64) @ mix).to(dtype), y
+
+
+def test_density_is_that_of_a_mixture_of_gaussians():
+    x, y = clusters()
+    test, _ = clusters(n=50, seed=1)
+    means = np.stack([x[y == c].mean(0).numpy() for c in range(3)])
+    covariance = EmpiricalCovariance(assume_centered=True).fit(x.numpy() - means[y]).covariance_
+    log_density = [multivariate_normal(mean, covariance).logpdf(test.numpy()) + math.log(1 / 3) for mean in means]
+    expected = -np.logaddexp.reduce(log_density)
+    np.testing.assert_allclose(Density.fit(x, y, shrinkage=0).score(test), expected, rtol=1e-9)
+
+
+def test_far_from_all_classes_the_density_is_the_mahalanobis_distance():
+    x, y = clusters()
+    far = torch.full((1, 6), 300.0, dtype=torch.float64)
+    means = np.stack([x[y == c].mean(0).numpy() for c in range(3)])
+    fitted = EmpiricalCovariance(assume_centered=True).fit(x.numpy() - means[y])
+    squared = min(fitted.mahalanobis(far.numpy() - mean)[0] for mean in means)
+    # −log p = d²/2 + constants of the order of the log determinant
+    assert Density.fit(x, y, shrinkage=0).score(far).item() == pytest.approx(squared / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("n", [12, 60, 2000])
+def test_shrinkage_is_ledoit_and_wolfs(n):
+    x, y = clusters(n=n)
+    standard = (x - x.mean(0)) / x.std(0, correction=0)
+    within = torch.cat([standard[y == c] - standard[y == c].mean(0) for c in range(3)])
+    expected = LedoitWolf(assume_centered=True).fit(within.numpy()).shrinkage_
+    assert Density.fit(x, y).shrinkage == pytest.approx(expected, rel=1e-9)
+
+
+def test_density_exists_with_fewer_rows_than_features_and_with_constant_ones():
+    x, y = clusters(n=9, d=20)
+    x[:, 3] = 7
+    x[:, 4] = x[:, 5]
+    density = Density.fit(x, y)
+    assert density.score(x).isfinite().all()
+    strange = x[:1].clone()
+    strange[0, 3] = 8  # a feature that never changed
+    assert density.score(strange) > density.score(x[:1])
+
+
+def test_features_that_say_the_class_alone_have_distances_as_they_are():
+    x = torch.tensor([[0.0, 1.0], [0.0, 1.0], [2.0, 1.0], [2.0, 1.0]])
+    density = Density.fit(x, torch.tensor([0, 0, 1, 1]))
+    assert density.score(torch.tensor([[0.0, 9.0]])) > density.score(x[:1])
+
+
+@pytest.mark.parametrize("k", [1, 10])
+def test_neighbours_are_scikit_learns(k):
+    x, y = clusters()
+    test, _ = clusters(n=50, seed=1)
+    centre, scale = x.mean(0), x.std(0, correction=0)
+    unit = [((each - centre) / scale).numpy() for each in (x, test)]
+    unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in unit]
+    distance, _ = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(unit[0]).kneighbors(unit[1])
+    # products of float32: a distance of 0.01 has an error of about 1e-7 / 0.01
+    np.testing.assert_allclose(Neighbours.fit(x, y, k=k).score(test), distance[:, -1], atol=2e-5)
+
+
+def test_neighbours_keep_no_more_rows_than_asked_for_and_the_same_share():
+    x, y = clusters(n=400)
+    kept = Neighbours.fit(x, y, k=10, most=200)
+    assert kept.rows.shape == (200, 6) and kept.k == 5
+    assert Neighbours.fit(x[:4], y[:4], k=10).k == 4
+    whole = Neighbours.fit(x, y, k=10)
+    test = torch.cat([clusters(n=100, seed=1)[0], 100 * torch.randn(100, 6, dtype=torch.float64)])
+    correlation = np.corrcoef(kept.score(test), whole.score(test))[0, 1]
+    assert correlation > 0.9  # half of the rows tell nearly the same
+
+
+def predictive(latent=None):
+    samples = torch.tensor([[[0.9, 0.1], [0.5, 0.5]], [[0.7, 0.3], [0.5, 0.5]]], dtype=torch.float64)
+    found = Predictive.of(samples.log())
+    return Predictive(found.log_probs, found.expected_entropy, found.variance, 2, latent_variance=latent)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("confidence", [0.2, 0.5]),
+        ("entropy", [-(0.8 * math.log(0.8) + 0.2 * math.log(0.2)), math.log(2)]),
+        # H[(0.8, 0.2)] − ½ (H[(0.9, 0.1)] + H[(0.7, 0.3)]), and samples that agree
+        ("mutual-information", [0.5004024 - (0.3250830 + 0.6108643) / 2, 0]),
+        ("variance", [2 * 0.02, 0]),  # unbiased, of 0.9 and 0.7
+    ],
+)
+def test_scores_of_a_predictive_by_hand(name, expected):
+    score = find(name).fit(torch.zeros(2, 3), torch.tensor([0, 1]))
+    np.testing.assert_allclose(score.score(None, predictive()), expected, atol=1e-7)
+
+
+def test_the_variance_is_that_of_the_function_where_it_is_known():
+    latent = torch.tensor([3.0, 4.0])
+    assert find("variance").fit(latent[:, None], latent.long()).score(None, predictive(latent)).tolist() == [3, 4]
+    assert Predictive.cat([predictive(latent), predictive(latent)]).latent_variance.tolist() == [3, 4, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["density", "neighbours"])
+def test_scores_tell_far_from_near(name):
+    x, y = clusters(n=600)
+    inside, _ = clusters(n=200, seed=0)
+    outside = 5 - 20 * torch.randn(200, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    score = find(name).fit(x[200:], y[200:])
+    assert ood(score.score(inside), score.score(outside)).auroc > 0.75
+
+
+@pytest.mark.parametrize("name", OUTLIER_SCORES)
+def test_a_score_survives_json_and_tensors(name):
+    x, y = clusters(dtype=torch.float32)
+    score = find(name).fit(x, y)
+    settings = json.loads(json.dumps(score.settings()))
+    again = from_state(name, settings, {key: value.clone() for key, value in score.tensors().items()})
+    given = predictive(torch.tensor([1.0, 2.0]))
+    assert again.score(x[:2], given).equal(score.score(x[:2], given))
+    assert score.score(x[:2], given).dtype == torch.float64 and score.summary
+    with pytest.raises(CalgpError, match="written by another version or is damaged"):
+        from_state(name, settings | {"more": 1}, score.tensors())
+
+
+def test_a_score_does_not_depend_on_the_batch(monkeypatch):
+    x, y = clusters()
+    for name in ("density", "neighbours"):
+        score = find(name).fit(x, y)
+        expected = score.score(x)
+        monkeypatch.setattr("calgp.posthoc.outliers.ROWS", 1)
+        torch.testing.assert_close(score.score(x), expected, atol=1e-3, rtol=1e-9)  # neighbours: √ε at distance 0
+        monkeypatch.undo()
+        assert score.score(x[:0]).shape == (0,)
+
+
+# --- threshold -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "rate"), [(19, 0.05), (100, 0.05), (37, 0.1)])
+def test_false_alarms_are_no_more_often_than_stated(n, rate):
+    """Over hold-outs; of a continuous score the expected rate is exactly 1 − ⌈(n + 1)(1 − rate)⌉ / (n + 1)."""
+    generator = torch.Generator().manual_seed(0)
+    rates = []
+    for _ in range(2000):
+        threshold = Threshold.fit(torch.rand(n, generator=generator, dtype=torch.float64), false_alarm=rate)
+        rates.append(1 - threshold.threshold)  # of uniform scores
+    expected = 1 - math.ceil((n + 1) * (1 - rate) - 1e-9) / (n + 1)
+    assert expected <= rate + 1e-12
+    assert np.mean(rates) == pytest.approx(expected, abs=4 * np.std(rates) / math.sqrt(2000))
+
+
+def test_ties_are_not_flagged():
+    threshold = Threshold.fit(torch.zeros(20), false_alarm=0.05)
+    assert threshold.flags(torch.tensor([0.0, 1e-9])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("scores", "rate", "says"),
+    [
+        (torch.zeros(18), 0.05, "needs at least 19 held-out inputs; there are 18"),
+        (torch.zeros(18), 0.0, "Invalid false_alarm=0: must be a share"),
+        (torch.zeros(18), math.nan, "Invalid false_alarm=nan"),
+        (torch.tensor([math.nan]), 0.5, "without NaN"),
+        (torch.zeros(3, 2), 0.5, r"scores \[N\]"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused(scores, rate, says):
+    with pytest.raises(CalgpError, match=says):
+        Threshold.fit(scores, false_alarm=rate)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["density", "neighbours"])
+def test_features_that_cannot_be_are_refused(name):
+    x, y = clusters(n=30)
+    with pytest.raises(CalgpError, match="NaN or infinite"):
+        find(name).fit(x * math.nan, y)
+    with pytest.raises(CalgpError, match=r"on \[30, 6\] and \[29\]"):
+        find(name).fit(x, y[:-1])
+    with pytest.raises(CalgpError, match=r"reads features \[N, 6\], as it was fitted on; came \[30, 5\]"):
+        find(name).fit(x, y).score(x[:, :5])
+    with pytest.raises(CalgpError, match="came none"):
+        find(name).fit(x, y).score(None)
+
+
+def test_names_and_predictives_that_are_missing_are_told():
+    with pytest.raises(CalgpError, match="did you mean 'density'"):
+        find("densty")
+    with pytest.raises(CalgpError, match="'entropy' reads a predictive"):
+        find("entropy").fit(torch.zeros(1, 1), torch.zeros(1)).score(torch.zeros(1, 1))
+    with pytest.raises(CalgpError, match="Invalid k=0"):
+        Neighbours.fit(torch.zeros(1, 1), torch.zeros(1), k=0)
