@@ -285,6 +285,8 @@ def test_methods_and_sources_are_listed(run_cli):
     assert status == 0 and "cnn-gp-rf" in json.loads(output)
     listed = run_cli("methods")[1].splitlines()
     assert [line.split()[0] for line in listed[: len(METHODS)]] == list(METHODS)  # one line each
+    assert listed[list(METHODS).index("cnn-gp-sorf")].endswith("(default)")
+    assert "The default is cnn-gp-sorf: calibrated probabilities in one pass" in " ".join(listed)
     one = run_cli("methods", "gpdnn")[1]
     assert re.search(r"method.inducing +200 +M, how many inducing points\.", one) and "k-means" in one
     assert re.search(r"method.kernel +rbf .*rbf\|arc-cosine-1", one)
@@ -327,6 +329,29 @@ def test_train_has_flags_for_images_of_ones_own(run_cli):
     assert run.normalise == "standard" and run.patience == 3
     assert run_cli("train", "--class-weights", "even")[0] == 1
     assert "augment='rotate': must be auto, none, flip or crop" in run_cli("train", "--augment", "rotate")[1]
+
+
+def test_a_training_ends_with_what_was_done_how_good_it_is_and_what_is_next(run_cli):
+    size = ["--train-size", "600", *SMALL[2:]]
+    status, output = run_cli("train", *size, "--out", "run")
+    assert status == 0, output
+    done, good, after = output.splitlines()[-3:]
+    assert done.startswith(
+        "Trained cnn-gp-sorf (lenet channels=(4, 8) hidden=(16,)) on 540 images of digits in 10 steps"
+    )
+    assert done.endswith("into run.") and after == "Next: calgp evaluate run"
+    run, records = RunFolder("run").card().run, RunFolder("run").log()
+    assert (run.holdout, run.augment, run.calibration) == (0.1, (), True)
+    wrong = round(60 * next(each for each in records[::-1] if each.kind == "holdout").err)
+    assert good.startswith(f"On 60 held-out images {wrong} are wrong ({wrong / 60:.1%}), MNLL ")
+    assert ("with a temperature of" in good) == (RunFolder("run").calibration() is not None)
+    status, output = run_cli("train", *SMALL, "--out", "few", "--no-calibration", "--augment", "none")
+    assert "No images were held out" in output and RunFolder("few").card().run.calibration is False
+
+
+def test_auto_has_no_options_of_a_network(run_cli):
+    status, output = run_cli("train", "--set", "backbone.channels=4,8")
+    assert status == 1 and "auto chooses a network by the images" in output and "--backbone lenet" in output
 
 
 def test_a_default_run_folder_never_overwrites(run_cli):

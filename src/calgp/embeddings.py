@@ -216,14 +216,14 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         found, self.tried_ = _search(x, y, classes)
         self.inputs_ = Inputs.fit(found.transform, x)
         u = torch.cat([self.inputs_(part) for part in _parts(x, x.shape[1])])
-        if len(u) <= self.inducing:
+        if len(u) <= max(self.inducing, FEWEST):
             basis, phi = Basis.exact(found.kernel, u)
-            self.choice_ = _cross_validate(phi, y, classes, found)
+            self.choice_, start = _cross_validate(phi, y, classes, found), None
         else:
             basis, phi = Basis.of(found.kernel, u[: self.inducing].clone(), u)
-            self.choice_ = _hold_out(basis, u, phi, y, classes, found)
-        variance, spread = self.choice_.variance, self.choice_.spread
-        self.process_ = VectorGP.fit(basis, phi, find_mode(phi, y, classes, variance), variance, spread=spread)
+            self.choice_, start = _hold_out(basis, u, phi, y, classes, found)
+        mode = find_mode(phi, y, classes, self.choice_.variance, start=start)
+        self.process_ = VectorGP.fit(basis, phi, mode, self.choice_.variance, spread=self.choice_.spread)
         del phi
         self.scores_: dict[str, OutlierScore] = {
             "density": Density.fit(u, y), "neighbours": Neighbours.fit(u, y, most=KEPT_NEIGHBOURS)
@@ -374,8 +374,8 @@ def _cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> Choi
     return _calibrated(replace(found, variance=variance), mean, spread, y)
 
 
-def _hold_out(basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, found: Choice) -> Choice:
-    """The same of a process that only some rows carry: the last rows are left out."""
+def _hold_out(basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple[Choice, Mode]:
+    """The same of a process that only some rows carry, and the mode without the last rows, which are left out."""
     kept = len(y) - min(len(y) // 5, HELD_OUT)
     some = torch.cat([torch.arange(min(kept, MIDDLE)), torch.arange(kept, len(y))])
     variance, _ = _best_variance(phi[some], y[some], classes, [some >= kept], found.variance)
@@ -384,7 +384,7 @@ def _hold_out(basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, fou
     mean, spread = (
         torch.cat(each) for each in zip(*((p.mean[0], p.marginal_variance[0, :, 0]) for p in parts), strict=True)
     )
-    return _calibrated(replace(found, variance=variance), mean, spread, y[kept:])
+    return _calibrated(replace(found, variance=variance), mean, spread, y[kept:]), process.mode
 
 
 def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> Choice:

@@ -157,9 +157,9 @@ class Option:
 
     def show(self, value: Any) -> str:
         """A text that `parse` reads as this value."""
-        text = "none" if value == () and "none" in self.choices else _text(value)
+        text = _text(value)
         try:
-            return text if self.parse(text) in (value, ("none",)) else json.dumps(value)
+            return text if self.parse(text) == value else json.dumps(value)
         except CalgpError:
             return json.dumps(value)
 

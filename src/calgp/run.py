@@ -90,7 +90,7 @@ class Run:
     optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
     learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
         None, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), default_text="the method's",
-        example=0.003, group=TRAINING,
+        example=0.001, group=TRAINING,
     )  # fmt: skip
     schedule: Literal["constant", "cosine", "one-cycle"] = option(
         "one-cycle",
@@ -235,7 +235,8 @@ def train_command(run: Run) -> str:
     default = Run(run.method, run.backbone, run.source)
     for name, each in options_of(Run).items():
         if (value := getattr(run, name)) != getattr(default, name):
-            words += [each.switch(value)] if each.is_switch else [each.flags[0], each.show(value)]
+            shown = "none" if value == () and "none" in each.choices else each.show(value)
+            words += [each.switch(value)] if each.is_switch else [each.flags[0], shown]
     return shlex.join(words)
 
 

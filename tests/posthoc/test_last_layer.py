@@ -177,7 +177,7 @@ def test_the_order_of_logits_never_changes(temperature, trust):
     close = logits.float()
     close[:, 1] = torch.nextafter(close[:, 0], torch.tensor(torch.inf))
     found = UncertaintyScaling(temperature, trust).apply(close.double(), 1e3 * variance)
-    assert found.argsort(1, stable=True).equal(close.argsort(1, stable=True))
+    assert found.argsort(dim=1, stable=True).equal(close.argsort(dim=1, stable=True))
 
 
 def test_1280_features_and_10_classes_take_seconds():

@@ -277,4 +277,6 @@ def test_patience_says_what_it_needs(tmp_path, fabric):
     with pytest.raises(CalgpError, match="1 image; patience needs two"):
         TrainingData.cut(images, from_json({"patience": 3}))
     with pytest.raises(CalgpError, match="needs images to stop by"):
-        train_run(small(patience=3), RunFolder(tmp_path / "run"), fabric, data=TrainingData(images, images))
+        train_run(
+            small(holdout=0.1, patience=3), RunFolder(tmp_path / "run"), fabric, data=TrainingData(images, images)
+        )

@@ -72,9 +72,10 @@ def test_outliers_are_found_from_the_features(upgraded):
 
 def test_sets_and_answers_keep_their_promises(upgraded):
     """90 % and an error of 0.3; of a hold-out of 500 the coverage has a deviation of 0.013."""
-    found = upgraded.evaluate(blobs(5000, 5)).decisions
+    evaluation = upgraded.evaluate(blobs(5000, 5))
+    found = evaluation.decisions
     assert 0.86 < found.sets.covered < 0.94
-    assert found.selection.error < 0.3 < upgraded.evaluate(blobs(5000, 5)).scores.err + 0.3
+    assert found.selection.error < min(0.3, evaluation.scores.err) and found.selection.share < 1
     prediction = upgraded.predict(blobs(50, 6)[0])
     assert prediction.sets.shape == (50, CLASSES) and prediction.abstains.shape == (50,)
 

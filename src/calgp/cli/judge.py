@@ -58,11 +58,11 @@ def judge(
         with wrap_os_errors(html.parent):
             html.parent.mkdir(parents=True, exist_ok=True)
             write_whole(html, judge_page(found, paired, notes).encode("utf-8", "replace"))
-        err.print(f"Wrote {html}.", markup=False, soft_wrap=True)
+        err.print(f"Wrote {html}.", soft_wrap=True)
     if as_json:
         return print(json.dumps(_plain(found, paired, notes)))
     for note in notes:
-        err.print(f"Note: {note}", markup=False, soft_wrap=True)
+        err.print(f"Note: {note}", soft_wrap=True)
     for each in found:
         out.print(tables.judgement_table(each))
     if paired is not None:

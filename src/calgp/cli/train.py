@@ -110,7 +110,7 @@ def train(
         )  # fmt: skip
     if is_rank_zero():
         for sentence in training_summary(trained):
-            out.print(sentence, soft_wrap=True, highlight=False, markup=False)
+            out.print(sentence, soft_wrap=True, highlight=False)
 
 
 def _title(run: "Run", images: int) -> str:

@@ -135,8 +135,9 @@ class DeepGP(nn.Module):
     @torch.no_grad()
     def scale_to(self, c: Float[Tensor, "N d"], noise: Noise, scale: float) -> None:
         """`RandomFeatureGP.scale_to` of every layer, by the inputs that the features c give it now."""
-        for place, layer in enumerate(self.layers):
-            layer.scale_to(self._inputs(list(self.layers)[:place], c, noise), scale)
+        layers = list(self.layers)
+        for place, layer in enumerate(layers):
+            layer.scale_to(self._inputs(layers[:place], c, noise), scale)
 
     def _inputs(self, hidden: Sequence[RandomFeatureGP], c: Tensor, noise: Noise | None) -> Tensor:
         """What the layer after these takes: their functions, and the features."""

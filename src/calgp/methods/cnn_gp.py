@@ -97,12 +97,8 @@ class CnnGp(Method):
         name = {"variational": "RF", "sorf": "SORF"}.get(self.frequencies, self.frequencies)
         layers = f", {self.depth} layers" if self.depth > 1 else ""
         how = "masks of W integrated, one pass" if self.integrate else "inferred by masks"
-        return f"CNN+GP({name}){layers}, {how}, {self._scale()}"
-
-    def _scale(self) -> str:
-        if self.lengthscale is not None:
-            return f"ℓ = {self.lengthscale:g}"
-        return "ℓ = √d" if self.scale is None else "ℓ by the images"
+        given = "" if self.lengthscale is None else f", ℓ = {self.lengthscale:g}"
+        return f"CNN+GP({name}){layers}, {how}{given}"
 
     def space(self) -> Mapping[str, Axis]:
         axes = {"learning_rate": RATES, "method.keep_filters": KEEP, "method.keep": KEEP, "method.sigma": SIGMA}

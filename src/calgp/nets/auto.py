@@ -23,7 +23,7 @@ class Auto(Backbone):
     ['LeNet', 'Compact', 'Compact']
     """
 
-    summary: ClassVar[str] = "by the images: lenet for grey ones of at most 32 × 32, else compact"
+    summary: ClassVar[str] = "lenet for grey images of at most 32 × 32, else compact"
     hidden: ClassVar[tuple[int, ...]] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def choose(self, task: Task) -> Backbone:

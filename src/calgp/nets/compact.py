@@ -31,7 +31,7 @@ class Compact(Backbone):
     of 64 pixels and more begin with as many further stages of one convolution as bring them to about 32.
     """
 
-    summary: ClassVar[str] = "fast network for colour images: whitened patches, batch norm, GELU"
+    summary: ClassVar[str] = "fast network for colour images: whitened patches, batch norm"
 
     widths: tuple[int, ...] = option((64, 128, 256), "Channels of the stages.", within=COUNT)
     entry: int = option(32, "Channels of the further stages of large images.", within=COUNT)

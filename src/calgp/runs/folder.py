@@ -217,7 +217,7 @@ class RunFolder:
         tensors = _apart(tensors)
         checksum = digest(tensors)
         if self.writes:
-            self._write(name, _in_order(save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": checksum})))
+            self._write(name, in_order(save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": checksum})))
         return checksum
 
     def remove(self, name: str) -> None:
@@ -326,7 +326,7 @@ class RunFolder:
             write_whole(self.path / name, data)
 
 
-def _in_order(data: bytes) -> bytes:
+def in_order(data: bytes) -> bytes:
     """A file of tensors with its metadata in the order of their names: safetensors writes them in any order."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

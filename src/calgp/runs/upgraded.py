@@ -35,6 +35,7 @@ from calgp.posthoc.outliers import OutlierScore, Threshold
 from calgp.runs.classifier import Prediction
 from calgp.runs.decision_metrics import add_outcomes, decision_metrics
 from calgp.runs.evaluation import columns_of
+from calgp.runs.folder import in_order
 from calgp.runs.reading import digest, read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import Count, Text, Whole, parse, to_json
 from calgp.runs.results import DecisionMetrics, FittedDecisions
@@ -235,7 +236,7 @@ class UpgradedClassifier:
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         described = {"calgp": json.dumps(to_json(self.fitted)), "sha256": digest(tensors)}
         with wrap_os_errors(Path(path)):
-            write_whole(Path(path), save(tensors, described))
+            write_whole(Path(path), in_order(save(tensors, described)))
 
     @staticmethod
     def load(path: str | os.PathLike[str], network: nn.Module) -> "UpgradedClassifier":
