@@ -170,7 +170,7 @@ def test_without_trust_scaling_is_temperature_scaling():
     torch.testing.assert_close(found, Temperature(1.7).apply(logits.log_softmax(1)))
 
 
-@pytest.mark.parametrize("temperature, trust", itertools.product([0.05, 1.0, 20.0], [0.0, 1.0, 100.0]))
+@pytest.mark.parametrize("temperature, trust", list(itertools.product([0.05, 1.0, 20.0], [0.0, 1.0, 100.0])))
 def test_the_order_of_logits_never_changes(temperature, trust):
     """Also of logits that are neighbours in single precision."""
     logits, variance, _ = held_out()

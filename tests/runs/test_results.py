@@ -269,7 +269,8 @@ FILES = {
         "class_weights",
     },
     "calibration.json": {
-        "calibrator", "parameters", "n", "of", "share", "samples", "engine", "seed", "before", "after", "warning",
+        "calibrator", "parameters", "n", "of", "share", "samples", "engine", "seed", "before", "after", "crossed",
+        "warning",
     },
     "decisions.json": {"selection", "sets", "calibration", "n", "samples", "engine", "seed", "warning"},
     "scores-digits.temperature.json": SHARED
