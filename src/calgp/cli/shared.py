@@ -101,7 +101,9 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
     tune_process()
     if threads is not None:
         if not 1 <= threads <= MOST_THREADS:
-            raise CalgpError(f"Invalid threads={threads}: must be from 1 to {MOST_THREADS}, such as {os.cpu_count()}.")
+            raise CalgpError(
+                f"Invalid threads={threads}: must be at least 1 and at most {MOST_THREADS}, such as {os.cpu_count()}."
+            )
         torch.set_num_threads(threads)
     return open_device(device, precision, processes=processes or 1)
 
