@@ -25,7 +25,7 @@ from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.outliers import Density, Neighbours, OutlierScore, find, from_state
 
 FORMAT = "calgp-gp-classifier-1"
-SEARCHED = 1000  # training rows on which kernels are compared
+SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
 MIDDLE = 6000  # training rows on which σ² is chosen, if there are more
 HELD_OUT = 5000  # rows at most that are left out of so many
 FEWEST = 20  # training rows that can tell one kernel from another
@@ -296,8 +296,11 @@ def _search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, .
     radial = VectorKernel(radial=1.0, lengthscale=1.0)
     if len(x) < FEWEST:
         return Choice("plain", radial, 10.0), ()
-    rows = max(SEARCHED, min(2 * classes, 2 * SEARCHED))
-    x, y = x[:rows], y[:rows]
+    if classes > SEARCHED_CLASSES:  # the cost grows with them: some, evenly spaced, tell as much
+        some = torch.linspace(0, classes - 1, SEARCHED_CLASSES).long()
+        rows = torch.isin(y, some)
+        x, y, classes = x[rows], torch.searchsorted(some, y[rows]), SEARCHED_CLASSES
+    x, y = x[:SEARCHED], y[:SEARCHED]
     tried: list[Choice] = []
 
     def score(transform: str, kernel: VectorKernel) -> float:

@@ -239,7 +239,7 @@ def weight_variance(phi: Float[Tensor, "N m"], root: Float[Tensor, "m m"]) -> Fl
 def weight_root(phi: Float[Tensor, "N m"], mode: Mode, variance: float) -> Float[Tensor, "m m"]:
     """R with R Rᵀ = (Σ_i h_i φ_i φ_iᵀ + I / σ²)⁻¹."""
     precision = torch.eye(phi.shape[1], dtype=torch.float64).div_(variance).unsqueeze(0)
-    for part in phi.split(max(1, ROWS // phi.shape[1])):
+    for part in phi.split(max(1, ROWS // max(1, phi.shape[1]))):
         root_h = shared(mode(part)).sqrt().to(part)
         weighted = root_h * part  # in the floating type of Φ: twice as fast, and sums of squares lose few digits
         precision[0] += weighted.mT @ weighted
