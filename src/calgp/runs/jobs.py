@@ -206,7 +206,9 @@ def _perform(job: Job, folder: RunFolder, where: Paths, watch: Callable[[float],
 
     if not folder.finished or folder.interrupted:  # or killed between the model and the end
         train_run(job.run, folder, fabric, directory=where.data, resume=folder.interrupted, watch=step)
-    classifier, count = Classifier.load(folder, fabric=fabric), passes(job.run, job.samples)
+    calibrated = job.run.method.calibrator is not None  # as the method means it: runs are compared by what was trained
+    classifier = Classifier.load(folder, fabric=fabric, calibrated=calibrated)
+    count = passes(job.run, job.samples)
     name = held_out_name(job.run.source)
     if job.held_out and evaluation(folder, job.run, name, job.samples) is None:
         classifier.evaluate(name, images=held_out_images(folder.path, classifier.card, where.data), passes=count)
