@@ -285,7 +285,7 @@ def test_methods_and_sources_are_listed(run_cli):
     assert status == 0 and "cnn-gp-rf" in json.loads(output)
     listed = run_cli("methods")[1].splitlines()
     assert [line.split()[0] for line in listed[: len(METHODS)]] == list(METHODS)  # one line each
-    assert listed[list(METHODS).index("cnn-gp-sorf")].endswith("(default)")
+    assert listed[list(METHODS).index("cnn-gp-sorf")].rstrip().endswith("(default)")
     assert "The default is cnn-gp-sorf: calibrated probabilities in one pass" in " ".join(listed)
     one = run_cli("methods", "gpdnn")[1]
     assert re.search(r"method.inducing +200 +M, how many inducing points\.", one) and "k-means" in one

@@ -46,7 +46,12 @@ def fitted() -> GPClassifier:
 def test_it_finds_what_no_linear_rule_can():
     (X, y, _), (X_test, y_test, truth) = bent(600, 0), bent(2000, 1)
     found = log_loss(y_test, GPClassifier().fit(X, y).predict_proba(X_test))
-    linear = log_loss(y_test, LogisticRegressionCV(max_iter=500).fit(X, y).predict_proba(X_test))
+    linear = log_loss(
+        y_test,
+        LogisticRegressionCV(max_iter=500, l1_ratios=(0.0,), use_legacy_attributes=False)
+        .fit(X, y)
+        .predict_proba(X_test),
+    )
     entropy = log_loss(y_test, truth)
     assert found < entropy + 0.4 * (linear - entropy)  # most of what there is to gain
 
@@ -59,7 +64,12 @@ def test_with_more_rows_than_inducing_inputs_it_is_nearly_as_good():
 
 def test_on_digits_it_is_no_worse_than_tuned_logistic_regression():
     X, y, X_test, y_test = DIGITS[:600], LABELS[:600], DIGITS[600:], LABELS[600:]
-    tuned = make_pipeline(StandardScaler(), LogisticRegressionCV(Cs=8, cv=5, scoring="neg_log_loss", max_iter=500))
+    tuned = make_pipeline(
+        StandardScaler(),
+        LogisticRegressionCV(
+            Cs=8, cv=5, scoring="neg_log_loss", max_iter=500, l1_ratios=(0.0,), use_legacy_attributes=False
+        ),
+    )
     found = GPClassifier().fit(X, y)
     assert log_loss(y_test, found.predict_proba(X_test)) < log_loss(y_test, tuned.fit(X, y).predict_proba(X_test))
     assert found.score(X_test, y_test) > 0.93
@@ -141,9 +151,6 @@ def test_files_that_are_none_are_refused(tmp_path, fitted):
     for name in ("cut", "other"):
         with pytest.raises(CalgpError, match=r"is no file of GPClassifier\.save, or it is damaged"):
             GPClassifier.load(tmp_path / name)
-    odd = GPClassifier().fit(DIGITS[:40], np.array([b"a", b"b"])[LABELS[:40] % 2])
-    with pytest.raises(CalgpError, match="use numbers or strings"):
-        odd.save(tmp_path / "odd")
 
 
 @pytest.mark.parametrize(

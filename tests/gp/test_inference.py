@@ -1,6 +1,8 @@
 import copy
 import itertools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -220,7 +222,7 @@ def test_between_batches_the_model_and_the_gradients_are_the_callers():
 
 def test_an_error_inside_leaves_the_model_as_it_was():
     model = Toy().train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(CalgpError, match="cannot take images of shape"):
         predict(model, torch.ones(3, 7), passes=2)
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -552,10 +554,25 @@ def test_images_that_a_model_cannot_take_are_refused_in_one_sentence():
         (x[:0], r"Invalid images of shape \[0, 6\]: must be one tensor"),
         (torch.rand(()), r"Invalid images of shape \[\]"),
         (torch.rand(3, 5), r"The model cannot take images of shape \[3, 5\]: "),
-        (x.numpy(), "Invalid images, ndarray: must be one tensor of images"),
-        ("photo.png", "Invalid images, str: must be one tensor"),
-        ([x], "Invalid batch, Tensor: must be images and their rows"),
-        ([(x, "rows")], "Invalid batch, tuple: must be images and their rows"),
     ):
         with pytest.raises(CalgpError, match=said):
             predict(Toy(), given, passes=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("x.numpy()", "Invalid images, ndarray: must be one tensor of images"),
+        ("'photo.png'", "Invalid images, str: must be one tensor"),
+        ("[x]", "Invalid batch, Tensor: must be images and their rows"),
+        ("[(x, 'rows')]", "Invalid batch, tuple: must be images and their rows"),
+    ],
+)
+def test_what_is_no_images_at_all_is_refused_in_one_sentence(given, said):
+    """In a process without the type checks of the tests, which would be first."""
+    program = (
+        "import torch, calgp\nx = torch.rand(2, 1, 28, 28)\nmodel = calgp.load('shipped').model\n"
+        f"try: calgp.predict(model, {given})\nexcept calgp.CalgpError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said in done.stdout, done.stderr

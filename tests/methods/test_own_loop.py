@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,9 +47,19 @@ def trained(net, steps=80, **data):
     return net
 
 
-@pytest.mark.parametrize("freeze", [False, True])
-def test_it_learns(freeze):
-    net = trained(calgp.gp_classifier(small_network(), classes=2, freeze=freeze, n_rf=64))
+def test_a_frozen_network_has_a_head_that_learns_what_its_features_tell():
+    """About as much as logistic regression finds in the same features of a network that was never trained."""
+    network, (x, y), (x_test, y_test) = small_network(), bars(200), bars(400, seed=1)
+    with torch.no_grad():
+        c, c_test = (network.eval()[:-1](each).numpy() for each in (x, x_test))
+    linear = LogisticRegression(C=100, max_iter=5000).fit(c, y).score(c_test, y_test)
+    net = trained(calgp.gp_classifier(network, classes=2, freeze=True, n_rf=512), steps=300)
+    found = (calgp.predict(net, x_test).labels == y_test).float().mean().item()
+    assert found > linear - 0.1 and found > 0.7  # chance is 0.5, with a standard error of 0.025
+
+
+def test_it_learns():
+    net = trained(calgp.gp_classifier(small_network(), classes=2, n_rf=64))
     x, y = bars(100, seed=1)
     predictive = calgp.predict(net, x)
     assert (predictive.labels == y).float().mean() > 0.9

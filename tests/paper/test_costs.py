@@ -15,7 +15,10 @@ from calgp.runs import Run
 from calgp.runs.jobs import Paths
 
 TASK = Task(1, 28, 28, 10)
-RUN = Run(METHODS["cnn-gp-sorf"], LeNet(channels=(2, 4), hidden=(8,)), train_size=100, steps=2, batch_size=20)
+RUN = Run(
+    METHODS["cnn-gp-sorf"], LeNet(channels=(2, 4), hidden=(8,)), train_size=100, steps=2, batch_size=20, holdout=0.0,
+    augment=(), crop=4, calibration=False,
+)  # fmt: skip
 OTHER = dataclasses.replace(RUN, method=METHODS["cnn-mcd"])
 
 

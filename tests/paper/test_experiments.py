@@ -231,7 +231,7 @@ def test_faithful_follows_the_authors_code():
     assert faithful(found) == found
     masked = SCALES["laptop"].run(MCD, CIFAR10, 1000, 0)
     assert (masked.method.keep_filters, faithful(masked).method.keep_filters) == (0.8, 0.5)  # type: ignore[attr-defined]
-    plain = Run(METHODS["cnn"], BACKBONES["lenet"], learning_rate=1e-3)
+    plain = Run(METHODS["cnn"], BACKBONES["lenet"], learning_rate=1e-3, schedule="constant")
     assert faithful(plain) == plain
 
 
@@ -274,6 +274,13 @@ def test_laptop_runs_are_those_of_the_comparison_on_mnist():
     """tools/mnist_methods.py makes them by `calgp train`; its results count here, being equal as data."""
     given = {"source": "mnist", "method": {"name": "cnn-gp-rf-paper", "n_rf": 1024, "keep_omega": 0.9}}
     given |= {"backbone": "lenet", "steps": 2000, "seed": 1, "learning_rate": 6e-3, "schedule": "one-cycle"}
+    given |= {
+        "holdout": 0.0,
+        "epochs": 10.0,
+        "augment": [],
+        "crop": 4,
+        "calibration": False,
+    }  # what was the default then
     assert key(from_json(given | {"train_size": 10_000})) == key(SCALES["laptop"].run(RF, MNIST, 10_000, 1))
 
 

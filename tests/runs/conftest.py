@@ -14,7 +14,6 @@ SMALL = {
     "batch_size": 32,
     "learning_rate": 5e-3,
     "schedule": "constant",
-    "holdout": 0.0,
     "augment": [],
     "calibration": False,
 }

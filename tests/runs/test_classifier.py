@@ -319,7 +319,8 @@ def test_images_of_other_classes_also_need_the_predictions_of_the_run_s_own_once
         classifier = Classifier.load(folder, fabric=fabric)
         classifier.evaluate(passes=1)
         classifier.evaluate("letters", passes=1)
-    assert reads.opened == once("run.json", "model.safetensors", *FITTED, own)
+    scores = "scores-digits.temperature.json"  # which say whether the predictions are theirs
+    assert reads.opened == once("run.json", "model.safetensors", *FITTED, own, scores)
     assert reads.mapped == once("model.safetensors", own) and reads.built == 1
 
 

@@ -133,7 +133,7 @@ decision_metrics = st.builds(
     ),
 )  # fmt: skip
 environments = st.builds(
-    Environment, calgp=maybe(texts), torch=maybe(texts), transform=maybe(texts), threads=maybe(counts),
+    Environment, calgp=maybe(texts), torch=maybe(texts), transform=maybe(texts), threads=maybe(st.integers(1, 1024)),
     machine=maybe(texts), processor=maybe(texts), device=maybe(texts), precision=maybe(texts), ranks=maybe(counts),
     accumulate=maybe(counts), python=maybe(texts), platform=maybe(texts),
     command=maybe(st.lists(texts, min_size=1, max_size=3).map(tuple)), started=maybe(texts),

@@ -320,7 +320,9 @@ def test_no_test_image_is_read(tmp_path, monkeypatch):
 
 
 def test_a_pilot_whose_numbers_fail_is_kept_with_the_reason_and_does_not_win(tmp_path):
-    base = replace(tiny("cnn"), optimiser="sgd", learning_rate=1e11)  # the first pilot has the run's own rate
+    base = replace(
+        tiny("cnn"), optimiser="sgd", learning_rate=1e11, schedule="constant"
+    )  # the first pilot has the run's own rate
     log = tune(base, Budget(3, 24, samples=2), Paths(tmp_path))
     assert log.pilots[0].mnll == math.inf and "no finite number" in (log.pilots[0].failure or "")
     assert str(tmp_path) not in (log.pilots[0].failure or "")

@@ -239,6 +239,8 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
     fixed = [Column(name, justify="right", no_wrap=True) for name in ("probability", "entropy")]
     fixed += [Column("mutual\ninformation", justify="right", no_wrap=True)] * random
     texts = {name: Column(name, overflow="fold") for name in ("file", "label", "next best", *more)}
+    if "abstains" in texts:
+        texts["abstains"].no_wrap = True
     table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
     for row in rows:
         ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])

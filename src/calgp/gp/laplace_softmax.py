@@ -62,7 +62,7 @@ class Basis:
     def exact(kernel: VectorKernel, u: Float[Tensor, "N d"]) -> tuple["Basis", Float[Tensor, "N m"]]:
         """The basis of all inputs, and its features at them, by one eigendecomposition K = V S Vᵀ: Φ = V √S."""
         values, vectors = _spectrum(kernel.covariance(u, u))
-        basis = Basis(kernel, u, (vectors / values.sqrt()).to(u))
+        basis = Basis(kernel, u.contiguous(), (vectors / values.sqrt()).to(u).contiguous())
         return basis, (vectors * values.sqrt()).to(u)
 
     @staticmethod
@@ -79,7 +79,7 @@ class Basis:
             place.copy_(kernel.covariance(part, inducing))
             gram += place.mT @ place
         _, turn = torch.linalg.eigh(whiten.mT @ gram @ whiten)
-        project = (whiten @ turn).to(u)
+        project = (whiten @ turn).to(u).contiguous()
         width = project.shape[1]
         for _, place in parts:
             place[:, :width] = place @ project
@@ -243,4 +243,4 @@ def weight_root(phi: Float[Tensor, "N m"], mode: Mode, variance: float) -> Float
         root_h = shared(mode(part)).sqrt().to(part)
         weighted = root_h * part  # in the floating type of Φ: twice as fast, and sums of squares lose few digits
         precision[0] += weighted.mT @ weighted
-    return covariance_root(precision)[0].to(phi)
+    return covariance_root(precision)[0].to(phi).contiguous()

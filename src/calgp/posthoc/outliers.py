@@ -115,7 +115,9 @@ class Density(OutlierScore):
         whiten = torch.linalg.solve_triangular(lower.mT, eye, upper=True)  # L⁻ᵀ
         volume = (lower.diagonal().log() + scale.log()).sum().item()
         prior = (count / count.sum()).double().log()
-        return cls(whiten / scale[:, None], centre, means @ whiten, prior, volume, float(shrinkage))
+        # in the order of a file: products of matrices in another order round differently
+        whitened = (whiten / scale[:, None]).contiguous()
+        return cls(whitened, centre, (means @ whiten).contiguous(), prior, volume, float(shrinkage))
 
     def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
         def part(z: Tensor) -> Tensor:
