@@ -48,7 +48,7 @@ def test_it_finds_what_no_linear_rule_can():
     found = log_loss(y_test, GPClassifier().fit(X, y).predict_proba(X_test))
     linear = log_loss(
         y_test,
-        LogisticRegressionCV(max_iter=500, l1_ratios=(0.0,), use_legacy_attributes=False)
+        LogisticRegressionCV(max_iter=500, scoring="neg_log_loss", l1_ratios=(0.0,), use_legacy_attributes=False)
         .fit(X, y)
         .predict_proba(X_test),
     )
