@@ -114,7 +114,7 @@ def test_files_that_do_not_fit_are_refused(kept, change, says):
         b"no gzip at all",
         gzip.compress(b"no tensors", mtime=0),
         gzip.compress(bytes(MOST_BYTES + 1), mtime=0),  # small on the disk, large in memory
-        gzip.compress(json.dumps({}).encode())[:-4],
+        gzip.compress(json.dumps({}).encode(), mtime=0)[:-4],
     ],
 )
 def test_damaged_files_are_refused(kept, content):
