@@ -515,7 +515,7 @@ def command_readers(folder: Path, run: Any, other: Any) -> list[Reader]:
     from calgp.serve.model_info import model_response
 
     place, picture = folder / "edited", folder / "picture.png"
-    picture.write_bytes(pictures("PNG")[0])
+    picture.write_bytes(image_files("PNG")[0])
     name = str(place)
     commands: list[list[str]] = [
         ["predict", name, str(picture), "-S", "1"], ["predict", name, str(picture), "--json"],

@@ -115,7 +115,7 @@ def test_every_score_tells_noise_from_digits(fitted, score):
     inside, outside = fitted.outlier_score(DIGITS[300:600], score), fitted.outlier_score(noise, score)
     assert inside.shape == (300,)
     found = roc_auc_score(np.repeat([0, 1], 300), np.concatenate([inside, outside]))
-    assert found > (0.98 if score in ("variance", "density", "neighbours") else 0.85)
+    assert found > (0.98 if score in ("variance", "density", "neighbours", "combined") else 0.85)
 
 
 def test_the_density_is_fitted_on_the_inputs_of_the_process(fitted):

@@ -22,7 +22,7 @@ from calgp.gp import Latent, Noise, Predictive, Softmax
 from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_mode, weight_root, weight_variance
 from calgp.options import option
 from calgp.posthoc.calibration import Temperature
-from calgp.posthoc.outliers import Density, Neighbours, OutlierScore, find, from_state
+from calgp.posthoc.outliers import Combined, Density, Neighbours, OutlierScore, find, from_state, left_out_density
 
 FORMAT = "calgp-gp-classifier-1"
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
@@ -150,14 +150,15 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """The uncertainty in nats: 0 where it is certain, log Q where it knows nothing."""
         return self.predictive(X).entropy.numpy()
 
-    def outlier_score(self, X: Any, score: str = "variance") -> np.ndarray:
+    def outlier_score(self, X: Any, score: str = "combined") -> np.ndarray:
         """How far rows lie from the training set [N], higher is further; `score` is a name of `OUTLIER_SCORES`.
 
-        variance (of f), density (class-conditional Gaussians), neighbours, confidence, entropy, mutual-information.
+        combined (density and confidence), density (class-conditional Gaussians), neighbours, variance (of f),
+        confidence, entropy, mutual-information.
         """
         kind = find(score)
         x = self._read(X)
-        predictive = None if kind.reads_features else self.predictive(X)
+        predictive = self.predictive(X) if kind.reads_predictive else None
         fitted = self.scores_[score] if kind.reads_features else kind.fit(x, x)
         with torch.no_grad():
             return fitted.score(torch.cat([self.inputs_(part) for part in _parts(x, x.shape[1])]), predictive).numpy()
@@ -218,15 +219,20 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         u = torch.cat([self.inputs_(part) for part in _parts(x, x.shape[1])])
         if len(u) <= max(self.inducing, FEWEST):
             basis, phi = Basis.exact(found.kernel, u)
-            self.choice_, start = _cross_validate(phi, y, classes, found), None
+            (self.choice_, unsure), start = _cross_validate(phi, y, classes, found), None
+            ordinary = left_out_density(u, y) if len(u) >= FEWEST else None
         else:
             basis, phi = Basis.of(found.kernel, u[: self.inducing].clone(), u)
-            self.choice_, start = _hold_out(basis, u, phi, y, classes, found)
+            self.choice_, unsure, start = _hold_out(basis, u, phi, y, classes, found)
+            kept = len(u) - len(unsure)
+            ordinary = Density.fit(u[:kept], y[:kept]).score(u[kept:])
         mode = find_mode(phi, y, classes, self.choice_.variance, start=start)
         self.process_ = VectorGP.fit(basis, phi, mode, self.choice_.variance, spread=self.choice_.spread)
         del phi
+        density = Density.fit(u, y)
         self.scores_: dict[str, OutlierScore] = {
-            "density": Density.fit(u, y), "neighbours": Neighbours.fit(u, y, most=KEPT_NEIGHBOURS)
+            "density": density, "neighbours": Neighbours.fit(u, y, most=KEPT_NEIGHBOURS),
+            "combined": Combined.of(density, unsure, density.score(u) if ordinary is None else ordinary),
         }  # fmt: skip
 
     @property
@@ -361,10 +367,14 @@ def _best_variance(phi: Tensor, y: Tensor, classes: int, folds: list[Tensor], fi
     return best, found[best]
 
 
-def _cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> Choice:
-    """σ², spread and temperature of a process that all rows carry, by the likelihood of left-out rows."""
+def _cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple[Choice, Tensor]:
+    """σ², spread and temperature of a process that all rows carry, by the likelihood of left-out rows.
+
+    And 1 less the confidence of each row when it was left out; of too few rows, of all of them as they are.
+    """
     if len(y) < FEWEST:
-        return found
+        mode = find_mode(phi, y, classes, found.variance)
+        return found, 1 - mode(phi).softmax(1).amax(1)
     folds = _folds(y, FOLDS)
     variance, _ = _best_variance(phi, y, classes, folds, found.variance)
     mean, spread = phi.new_empty(len(y), classes), phi.new_empty(len(y))
@@ -377,7 +387,9 @@ def _cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> Choi
     return _calibrated(replace(found, variance=variance), mean, spread, y)
 
 
-def _hold_out(basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple[Choice, Mode]:
+def _hold_out(
+    basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, found: Choice
+) -> tuple[Choice, Tensor, Mode]:
     """The same of a process that only some rows carry, and the mode without the last rows, which are left out."""
     kept = len(y) - min(len(y) // 5, HELD_OUT)
     some = torch.cat([torch.arange(min(kept, MIDDLE)), torch.arange(kept, len(y))])
@@ -387,20 +399,25 @@ def _hold_out(basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, fou
     mean, spread = (
         torch.cat(each) for each in zip(*((p.mean[0], p.marginal_variance[0, :, 0]) for p in parts), strict=True)
     )
-    return _calibrated(replace(found, variance=variance), mean, spread, y[kept:]), process.mode
+    return *_calibrated(replace(found, variance=variance), mean, spread, y[kept:]), process.mode
 
 
-def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> Choice:
-    """The spread and the temperature with which the mean and the variance of f at left-out rows predict best."""
-    tried: dict[float, Choice] = {}
+def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Choice, Tensor]:
+    """The spread and the temperature with which the mean and the variance of f at left-out rows predict best.
+
+    And 1 less the confidence of these rows.
+    """
+    tried: dict[float, tuple[Choice, Tensor]] = {}
 
     def score(spread: float) -> float:
         wide = (spread * variance)[:, None].expand_as(mean)
         parts = zip(*(_parts(each, _numbers(mean.shape[1])) for each in (mean, wide)), strict=True)
         log_probs = torch.cat([_average(Latent(m[None], v[None])).log_probs for m, v in parts])
         temperature = _temperature(log_probs, y)
-        mnll = _mnll((log_probs / temperature).log_softmax(1), y)
-        tried[spread] = replace(found, mnll=mnll, spread=spread, temperature=temperature)
+        log_probs = (log_probs / temperature).log_softmax(1)
+        mnll = _mnll(log_probs, y)
+        choice = replace(found, mnll=mnll, spread=spread, temperature=temperature)
+        tried[spread] = choice, 1 - log_probs.amax(1).exp()
         return mnll
 
     return tried[_climb(SPREADS, 1.0, score)]

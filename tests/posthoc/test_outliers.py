@@ -13,7 +13,17 @@ from sklearn.neighbors import NearestNeighbors
 from calgp.errors import CalgpError
 from calgp.gp import Predictive
 from calgp.metrics import ood
-from calgp.posthoc.outliers import OUTLIER_SCORES, Density, Neighbours, Threshold, find, from_state
+from calgp.posthoc.outliers import (
+    OUTLIER_SCORES,
+    Combined,
+    Density,
+    Neighbours,
+    Threshold,
+    find,
+    from_state,
+    left_out_density,
+    surprise,
+)
 
 
 def clusters(n=300, d=6, classes=3, seed=0, dtype=torch.float64):
@@ -130,10 +140,68 @@ def test_scores_tell_far_from_near(name):
     assert ood(score.score(inside), score.score(outside)).auroc > 0.75
 
 
+def combined(x, y):
+    generator = torch.Generator().manual_seed(3)
+    return Combined.of(Density.fit(x, y), torch.rand(len(y), generator=generator), left_out_density(x, y))
+
+
+def test_surprise_is_minus_the_log_of_the_share_beyond():
+    generator = torch.Generator().manual_seed(0)
+    ordinary = torch.rand(200, generator=generator, dtype=torch.float64).sort().values
+    scores = torch.linspace(-0.5, ordinary[179].item(), 50, dtype=torch.float64)
+    shares = [(1 + (ordinary >= score).sum().item()) / 201 for score in scores]
+    torch.testing.assert_close(surprise(ordinary, scores), -torch.tensor(shares, dtype=torch.float64).log())
+    beyond = surprise(ordinary, torch.linspace(0.8, 3, 400, dtype=torch.float64))
+    assert (beyond.diff() >= 0).all() and beyond.diff().max() < 0.2  # it rises, without a jump where the tail begins
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 7])
+def test_surprise_of_few_or_equal_scores_is_finite_and_rises(n):
+    for ordinary in (torch.zeros(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)):
+        found = surprise(ordinary, torch.tensor([-1.0, 0.0, 0.5, 100.0], dtype=torch.float64))
+        assert found.isfinite().all() and (found.diff() >= 0).all() and found[0] == 0
+
+
+def test_the_tail_of_exponential_scores_is_theirs():
+    """Scores with P(s > t) = e^−t: the surprise is t, also where no ordinary score is; n = 5,000, its tail 500."""
+    ordinary = -torch.rand(5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log().sort().values
+    far = torch.tensor([5.0, 10.0, 20.0], dtype=torch.float64)
+    torch.testing.assert_close(surprise(ordinary.sort().values, far), far, rtol=4 / 500**0.5, atol=0)
+
+
+def test_left_out_densities_are_those_of_the_other_folds():
+    x, y = clusters(n=90)
+    found = left_out_density(x, y, folds=3)
+    order = y.argsort(stable=True)
+    for fold in range(3):
+        out = set(order[fold::3].tolist())
+        rest = torch.tensor([row for row in range(90) if row not in out])
+        row = min(out)
+        torch.testing.assert_close(found[row], Density.fit(x[rest], y[rest]).score(x[row : row + 1])[0])
+    # left out, rows are less expected than fitted on
+    assert found.mean() > Density.fit(x, y).score(x).mean()
+
+
+def test_combined_notices_unusual_features_and_unsure_predictions():
+    x, y = clusters(n=400)
+    score = combined(x, y)
+    sure, unsure = (Predictive.of(torch.tensor([[[p, 1 - p]]]).log()) for p in (0.99, 0.5))
+    usual, unusual = x[:1], x[:1] + 100
+    at = {
+        (name, other): score.score(features, each).item()
+        for name, features in (("usual", usual), ("unusual", unusual))
+        for other, each in (("sure", sure), ("unsure", unsure))
+    }
+    assert at["usual", "sure"] < min(at["usual", "unsure"], at["unusual", "sure"])
+    assert max(at["usual", "unsure"], at["unusual", "sure"]) < at["unusual", "unsure"]
+    with pytest.raises(CalgpError, match="needs inputs that were not trained on"):
+        find("combined").fit(x, y)
+
+
 @pytest.mark.parametrize("name", OUTLIER_SCORES)
 def test_a_score_survives_json_and_tensors(name):
     x, y = clusters(dtype=torch.float32)
-    score = find(name).fit(x, y)
+    score = combined(x, y) if name == "combined" else find(name).fit(x, y)
     settings = json.loads(json.dumps(score.settings()))
     again = from_state(name, settings, {key: value.clone() for key, value in score.tensors().items()})
     given = predictive(torch.tensor([1.0, 2.0]))

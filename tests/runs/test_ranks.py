@@ -209,7 +209,7 @@ def test_torchrun_trains_and_evaluates(tmp_path):
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert json.loads(evaluated.stdout)["n"] == 1000
     refused = run("verify", str(tmp_path / "run"))
-    assert refused.stderr.count("Only train, evaluate and predict can share their work") == 1
+    assert refused.stderr.count("Invalid command under torchrun: must be train, evaluate or predict") == 1
 
 
 class Ranks:

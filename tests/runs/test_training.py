@@ -329,7 +329,20 @@ def test_an_interrupted_sparse_process_resumes_without_starting_again(tmp_path, 
 @pytest.mark.slow
 def test_ctrl_c_on_the_command_line_saves_and_says_how_to_resume(tmp_path):
     """A real process, a real SIGINT, at whatever moment it comes."""
-    command = [sys.executable, "-m", "calgp", "train", "--out", "run", "--train-size", "1000", "--epochs", "500"]
+    command = [
+        sys.executable,
+        "-m",
+        "calgp",
+        "train",
+        "--out",
+        "run",
+        "--train-size",
+        "1000",
+        "--holdout",
+        "0",
+        "--epochs",
+        "500",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "log.jsonl").exists() and time.monotonic() < deadline:

@@ -63,8 +63,8 @@ def test_probabilities_are_no_worse_than_with_a_temperature_and_far_better_than_
 
 def test_outliers_are_found_from_the_features(upgraded):
     found = upgraded.evaluate(blobs(1000, 2), outside=outside(500)).ood
-    assert found["density"].auroc > 0.99
-    assert found["density"].auroc > found["network-confidence"].auroc
+    assert found["combined"].auroc > 0.99
+    assert found["combined"].auroc > found["network-confidence"].auroc
     flagged = upgraded.predict(outside(500)).outliers.float().mean()
     false = upgraded.predict(blobs(5000, 4)[0]).outliers.float().mean()
     assert flagged > 0.95 and false < 0.08  # 0.05 on average over hold-outs; of 500 its deviation is 0.01

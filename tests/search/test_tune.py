@@ -23,7 +23,8 @@ from calgp.methods import METHODS
 from calgp.methods.space import Axis
 from calgp.nets import LeNet
 from calgp.posthoc import calibration
-from calgp.runs import Run, RunFolder, from_json
+from calgp.runs import Run, RunFolder, TrainingData, from_json
+from calgp.runs.defaults import resolved
 from calgp.runs.engines import Processes
 from calgp.runs.jobs import Paths
 from calgp.search.halving import Budget, Edge, Pilot, Search, best_of, draw, edges_of, successive_halving
@@ -407,7 +408,8 @@ def test_command_line_end_to_end(tmp_path, monkeypatch):
     best = written["rows"][0]
     trained = CliRunner().invoke(cli.app, [*shlex.split(best["command"])[1:], "--out", "best"])
     assert trained.exit_code == 0, trained.output
-    assert RunFolder("best").card().run == logs[best["method"]].run
+    run = logs[best["method"]].run
+    assert RunFolder("best").card().run == resolved(run, TrainingData.of(run, None))
     assert not list(Path("tuned").rglob("scores-digits.json"))  # nothing was tested
 
 

@@ -1,8 +1,8 @@
 """Outlier scores: how far an input lies from those that a classifier was trained on. Higher is further.
 
 Every score is a frozen value that `fit` finds on the training features in one go. Some read the features of an input
-(`density`, `neighbours`), some its predictive; all have the same signature, so that they can be exchanged by name. A
-`Threshold` turns a score into a yes or no with a stated rate of false alarms.
+(`density`, `neighbours`), some its predictive, `combined` both; all have the same signature, so that they can be
+exchanged by name. A `Threshold` turns a score into a yes or no with a stated rate of false alarms.
 
 >>> import torch
 >>> features = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
@@ -55,6 +55,7 @@ class OutlierScore(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     reads_features: ClassVar[bool]
+    reads_predictive: ClassVar[bool]
 
     @classmethod
     @abstractmethod
@@ -88,7 +89,7 @@ class Density(OutlierScore):
 
     name = "density"
     summary = "minus the log density of the features: a Gaussian for each class, one covariance"
-    reads_features = True
+    reads_features, reads_predictive = True, False
 
     whiten: Float[Tensor, "d d"]  # A with (z − m) A white within classes
     centre: Float[Tensor, "d"]  # m, mean of all
@@ -134,7 +135,7 @@ class Neighbours(OutlierScore):
 
     name = "neighbours"
     summary = "distance to the k-th nearest training features, standardised and of length one"
-    reads_features = True
+    reads_features, reads_predictive = True, False
 
     rows: Float[Tensor, "M d"]  # of length one, in float32
     centre: Float[Tensor, "d"]
@@ -164,13 +165,76 @@ class Neighbours(OutlierScore):
         return _in_parts(part, _rows(features, len(self.centre), self.name), len(self.rows))
 
 
+# --- of both ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Combined(Density):
+    """−log P₁ − log P₂: unusual features, or an unsure prediction, or a little of both (Fisher's combination).
+
+    P₁ is the share of ordinary inputs with a `confidence` score at least as high, P₂ that of the `density` score, both
+    counted among inputs that neither classifier nor density was fitted on (`unseen`). Density notices what no class
+    looks like, confidence what lies between classes; either alone misses what the other sees.
+    """
+
+    name = "combined"
+    summary = "density of the features and confidence together: minus the log of the shares of ordinary inputs beyond"
+    reads_features, reads_predictive = True, True
+
+    unseen: Float[Tensor, "2 n"]  # confidence and density scores of ordinary inputs, sorted
+
+    @classmethod
+    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], **options: Any) -> "Combined":
+        """Of training features; `of` has to say what is ordinary."""
+        raise CalgpError("The outlier score 'combined' needs inputs that were not trained on: Combined.of(density, …).")
+
+    @classmethod
+    def of(
+        cls, density: Density, confidence_scores: Float[Tensor, "n"], density_scores: Float[Tensor, "n"]
+    ) -> "Combined":
+        """`density` is fitted on training features, the two scores are of ordinary inputs that were left out of it."""
+        unseen = torch.stack([confidence_scores.double(), density_scores.double()]).cpu()
+        if not unseen.shape[1] or not unseen.isfinite().all():
+            raise CalgpError("Ordinary inputs have finite scores, and there must be some; these are none.")
+        return cls(**vars(density), unseen=unseen.sort(dim=1).values)
+
+    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
+        unsure = MaximumProbability().score(None, predictive).cpu()
+        return surprise(self.unseen[0], unsure) + surprise(self.unseen[1], super().score(features))
+
+
+def surprise(ordinary: Float[Tensor, "n"], scores: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """−log of the share of `ordinary` scores (sorted) that are at least as high; an exponential tail beyond a tenth.
+
+    >>> surprise(torch.arange(99.0), torch.tensor([0.0, 50.0])).exp()  # 99 of 99, and 49 of 99, the new one with them
+    tensor([1.0000, 2.0000])
+    """
+    n = len(ordinary)
+    tail = min(n - 1, max(n // 10, 5))
+    start = ordinary[n - 1 - tail]
+    mean = (ordinary[n - tail :] - start).mean() if tail else torch.ones_like(start)
+    beyond = math.log((n + 1) / (tail + 2)) + (scores - start) / torch.where(mean > 0, mean, torch.ones_like(mean))
+    share = (n - torch.searchsorted(ordinary, scores) + 1) / (n + 1)
+    return torch.where(scores > start, beyond, -share.to(scores).log())
+
+
+def left_out_density(features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, folds: int = 5) -> Float[Tensor, "N"]:
+    """Density scores of all rows, each by a density of the rows of other folds; folds have the same classes."""
+    scores, order = torch.empty(len(y), dtype=torch.float64), y.argsort(stable=True)
+    for fold in range(folds):
+        out = order[fold::folds]
+        rest = torch.ones_like(y, dtype=torch.bool).index_fill(0, out, value=False)
+        scores[out] = Density.fit(features[rest], y[rest]).score(features[out])
+    return scores
+
+
 # --- of a predictive -------------------------------------------------------------------------------------------------
 
 
 class _OfPredictive(OutlierScore):
     """Read from a predictive: there is nothing to fit."""
 
-    reads_features = False
+    reads_features, reads_predictive = False, True
 
     @classmethod
     def fit(cls, features: Tensor | None = None, y: Tensor | None = None) -> "OutlierScore":
@@ -231,7 +295,8 @@ class Variance(_OfPredictive):
 
 
 OUTLIER_SCORES: dict[str, type[OutlierScore]] = {
-    each.name: each for each in (MaximumProbability, Entropy, MutualInformation, Variance, Density, Neighbours)
+    each.name: each
+    for each in (MaximumProbability, Entropy, MutualInformation, Variance, Density, Neighbours, Combined)
 }
 
 

@@ -31,7 +31,7 @@ from calgp.posthoc.last_layer import (
     log_odds_variance,
     posterior_from,
 )
-from calgp.posthoc.outliers import OutlierScore, Threshold
+from calgp.posthoc.outliers import Combined, Density, MaximumProbability, OutlierScore, Threshold, left_out_density
 from calgp.runs.classifier import Prediction
 from calgp.runs.decision_metrics import add_outcomes, decision_metrics
 from calgp.runs.evaluation import columns_of
@@ -100,7 +100,7 @@ def upgrade(
     layer: str | None = None,
     classes: Sequence[str] | None = None,
     structure: Structure | None = None,
-    outliers: str = "density",
+    outliers: str = "combined",
     false_alarm: float | None = 0.05,
     coverage: float | None = 0.9,
     sets: str = "aps",
@@ -133,7 +133,8 @@ def upgrade(
         layer: the name of the last layer; None: it is found.
         classes: their names; None: 0, 1, …
         structure: of Laplace's Hessian: full or kronecker; None: full up to 3,000 weights.
-        outliers: the score of features: density or neighbours, or another of `calgp.posthoc.outliers`.
+        outliers: the outlier score: combined (density of the features and confidence), density, neighbours, or another
+            of `calgp.posthoc.outliers`.
         false_alarm: the share of ordinary images that may be called outliers; None: no threshold.
         coverage, sets: prediction sets that hold the true class so often, and their kind; None: no sets.
         error, confidence: abstain so that answers err at most so often; None: answer always.
@@ -156,12 +157,18 @@ def upgrade(
     variance = [log_odds_variance(f_, posterior.logit_covariance(c_)) for c_, f_ in _parts(c[fitted], f[fitted])]
     scaling = UncertaintyScaling.fit(f[fitted].double(), torch.cat(variance).double(), y[fitted])
     alone = Temperature.fit(f[fitted].double().log_softmax(1), y[fitted])
-    outlier = outlier_scores.find(outliers).fit(seen, labels)
     found = Upgrade(
-        last.name, names, _structure(posterior), posterior.numbers(), scaling, alone.temperature, outliers,
-        outlier.settings(), None, None, len(labels), len(fitted), len(decided), alone.warning,
+        last.name, names, _structure(posterior), posterior.numbers(), scaling, alone.temperature, outliers, {}, None,
+        None, len(labels), len(fitted), len(decided), alone.warning,
     )  # fmt: skip
-    upgraded = UpgradedClassifier(last, found, posterior, outlier)
+    upgraded = UpgradedClassifier(last, found, posterior, MaximumProbability())
+    if outliers == Combined.name:
+        unsure = MaximumProbability().score(None, upgraded._predictive(c[fitted], f[fitted]))
+        outlier: OutlierScore = _combined(seen, labels, unsure, None if train is None else c[fitted])
+    else:
+        outlier = outlier_scores.find(outliers).fit(seen, labels)
+    found = replace(found, settings=outlier.settings())
+    upgraded.fitted, upgraded.outlier = found, outlier
     predictive = upgraded._predictive(c[decided], f[decided]) if len(decided) else None
     if predictive is None and (false_alarm, coverage, error) != (None, None, None):
         raise CalgpError(f"A share of {share:g} leaves none of {len(y)} held-out images for thresholds and sets.")
@@ -288,6 +295,14 @@ class UpgradedClassifier:
             columns["network-confidence"] = 1 - logits.double().softmax(1).amax(1)
             found.append(columns | {self.fitted.outlier: self.outlier.score(features, predictive)})
         return {name: metrics.ood(found[0][name], found[1][name]) for name in found[0]}
+
+
+def _combined(seen: Tensor, labels: Tensor, unsure: Tensor, unseen: Tensor | None) -> Combined:
+    """Of training features `seen`; `unseen` ones say what is ordinary, or else leaving some of `seen` out in turn."""
+    density = Density.fit(seen, labels)
+    if unseen is not None:
+        return Combined.of(density, unsure, density.score(unseen))
+    return Combined.of(density, unsure, left_out_density(seen, labels))
 
 
 def _parts(c: Tensor, f: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
