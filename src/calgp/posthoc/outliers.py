@@ -206,8 +206,8 @@ class Combined(Density):
 def surprise(ordinary: Float[Tensor, "n"], scores: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
     """−log of the share of `ordinary` scores (sorted) that are at least as high; an exponential tail beyond a tenth.
 
-    >>> surprise(torch.arange(99.0), torch.tensor([0.0, 50.0])).exp()  # 99 of 99, and 49 of 99, the new one with them
-    tensor([1.0000, 2.0000])
+    >>> surprise(torch.arange(99.0), torch.tensor([0.0, 50.0])).exp().tolist()  # all of 100, and half of them: the new
+    [1.0, 2.0]
     """
     n = len(ordinary)
     tail = min(n - 1, max(n // 10, 5))
