@@ -89,9 +89,11 @@ def fit(
 
     Example: calgp fit embeddings --out model.safetensors --predictions predictions.npz
     """
-    from calgp.cli.fit_embeddings import fit_and_test, write_predictions
+    from calgp.cli.fit_embeddings import check_predictions_name, fit_and_test, write_predictions
 
     check_sampling(None, seed)
+    if predictions is not None:
+        check_predictions_name(predictions)
     open_fabric("cpu", "32-true", threads)
     result = fit_and_test(embeddings, test, seed=seed)
     result.classifier.save(model)

@@ -36,7 +36,7 @@ def fit_and_test(path: Path, test: Path | None, *, seed: int) -> FitResult:
     begun = time.perf_counter()
     x, labels = _labelled(path)
     if len(set(labels)) < 2:
-        raise CalgpError(f"{path} has only the class {labels[0]!r}; a classifier needs at least two.")
+        raise CalgpError(f"{path} has only the class {str(labels[0])!r}; a classifier needs at least two.")
     if test is not None:
         test_x, test_labels = _labelled(test)
         if test_x.shape[1] != x.shape[1]:
@@ -51,17 +51,25 @@ def fit_and_test(path: Path, test: Path | None, *, seed: int) -> FitResult:
         test_x, test_labels = x[held], labels[held]
         classifier = GPClassifier(random_state=seed).fit(x, labels)
     if strange := sorted(set(test_labels) - set(tested.classes_)):
-        raise CalgpError(f"{test or path} has the class {strange[0]!r}, which no training row has; add some, or remove it.")
+        raise CalgpError(
+            f"{test or path} has the class {str(strange[0])!r}, which no training row has; add or remove it."
+        )
     probs, y = tested.predict_proba(test_x), np.searchsorted(tested.classes_, test_labels)
     log_probs = torch.from_numpy(probs).double().clamp_min(1e-300).log()
     scores = metrics.scores(metrics.outcomes(log_probs, torch.from_numpy(y)))
     return FitResult(classifier, len(x), probs, y, scores, time.perf_counter() - begun, test is not None)
 
 
+def check_predictions_name(path: Path) -> None:
+    """Refuse a name that `calgp judge` would not read, before any work is done."""
+    if path.suffix.lower() != ".npz":
+        raise CalgpError(
+            f"Invalid --predictions {path}: must end with .npz, such as {path.name.partition('.')[0]}.npz."
+        )
+
+
 def write_predictions(result: FitResult, path: Path) -> None:
     """An .npz file that `calgp judge` reads: probs [N, Q], y [N], and the names of the classes."""
-    if path.suffix.lower() != ".npz":
-        raise CalgpError(f"Invalid --predictions {path}: must end with .npz, such as {path.with_suffix('.npz')}.")
     content = io.BytesIO()
     np.savez(content, probs=result.probs, y=result.y, classes=result.classifier.classes_.astype(str))
     with wrap_os_errors(path.parent):
@@ -81,5 +89,7 @@ def _left_out(path: Path, labels: np.ndarray, seed: int) -> np.ndarray:
     classes, y = np.unique(labels, return_inverse=True)
     held = stratified(torch.from_numpy(y), len(classes), LEFT_OUT, seed).numpy()
     if len(np.unique(y[~held])) < len(classes):
-        raise CalgpError(f"{path} has too few rows, {len(y)}, to leave some out of each class; give --test, or add rows.")
+        raise CalgpError(
+            f"{path} has too few rows, {len(y)}, to leave some out of each class; give --test, or add rows."
+        )
     return held

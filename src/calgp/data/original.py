@@ -66,7 +66,8 @@ def open_original(
         raise CalgpError(f"Invalid split={split!r}: must be one of {', '.join(SPLITS)}.")
     found = open_source(
         f"stream:{source.removeprefix('folder:')}" if source.startswith("folder:") else source,
-        size=1, colour=colour, workers=0, skip_unreadable=skip_unreadable, test_share=TEST_SHARE if split != "all" else 1,
+        size=1, colour=colour, workers=0, skip_unreadable=skip_unreadable,
+        test_share=1 if split == "all" else TEST_SHARE,
     )  # fmt: skip
     splits: tuple[Split, ...] = found.splits if split == "all" else (split,)
     if split == "all" and isinstance(found, PathSource):

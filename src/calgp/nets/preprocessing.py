@@ -39,7 +39,7 @@ class Preprocessing:
         sides = (self.size, self.size if self.resize is None else self.resize)
         if not all(isinstance(each, int) for each in sides) or not 1 <= sides[0] <= sides[1] <= LARGEST:
             raise CalgpError(
-                f"Invalid size={self.size}, resize={self.resize}: must be pixels, size at most resize, and both at most "
+                f"Invalid size={self.size}, resize={self.resize}: must be pixels, size at most resize, both at most "
                 f"{LARGEST}, such as size=224, resize=256."
             )
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not all(each > 0 for each in self.std):
@@ -49,8 +49,8 @@ class Preprocessing:
             )
         if self.interpolation not in get_args(Interpolation) or self.fit not in ("crop", "stretch"):
             raise CalgpError(
-                f"Invalid interpolation={self.interpolation!r}, fit={self.fit!r}: must be bilinear, bicubic or nearest, "
-                "and crop or stretch."
+                f"Invalid interpolation={self.interpolation!r}, fit={self.fit!r}: must be bilinear, bicubic, nearest; "
+                "crop, stretch."
             )
 
     @property
@@ -107,5 +107,5 @@ def _as_channels(image: Tensor, channels: int) -> Tensor:
 
 
 def _middle(image: Tensor, height: int, width: int) -> Tensor:
-    top, left = (image.shape[1] - height + 1) // 2, (image.shape[2] - width + 1) // 2
+    top, left = (round((there - kept) / 2) for there, kept in zip(image.shape[1:], (height, width), strict=True))
     return image[:, top : top + height, left : left + width]

@@ -213,7 +213,9 @@ def _from_file(place: str, *, own_weights: bool) -> Made:
     except Exception as error:  # the function is the user's: it may raise anything
         raise CalgpError(f"Invalid network {place}: the function has failed ({one_line(error)}).") from None
     if not isinstance(network, nn.Module):
-        raise CalgpError(f"Invalid network {place}: the function must return an nn.Module, not {type(network).__name__}.")
+        raise CalgpError(
+            f"Invalid network {place}: the function must return an nn.Module, not {type(network).__name__}."
+        )
     return Made(network, Preprocessing.of(getattr(network, "preprocessing", None), Preprocessing()))
 
 

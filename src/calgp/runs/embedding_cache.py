@@ -5,7 +5,6 @@ A folder has manifest.json and embeddings-000000.safetensors, … with `X` [n, d
 
 import hashlib
 import json
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -16,16 +15,17 @@ from pydantic import Field
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from calgp.errors import CalgpError, path_error
+from calgp.errors import CalgpError, one_line, path_error
 from calgp.nets.preprocessing import Preprocessing
 from calgp.runs.predictions_file import LABELS
-from calgp.runs.reading import Stored, is_file, read_bytes, read_header, read_json, wrap_read_errors
+from calgp.runs.reading import Stored, is_file, read_header, read_json, wrap_read_errors
 from calgp.runs.record import Count, Text, parse, to_json
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 VECTORS = ("X", "x", "embeddings", "features")
+CHUNK = 2**20  # bytes
 ENDINGS = (".npz", ".npy", ".safetensors")
 
 
@@ -180,8 +180,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             return {"X": found}
         with found as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise CalgpError(f"{path} is no {path.suffix} file of plain arrays ({str(error)[:200]}).") from None
+    except Exception as error:  # NumPy and zipfile raise nearly everything on damaged files
+        raise CalgpError(f"{path} is no {path.suffix} file of plain arrays ({one_line(error)}).") from None
 
 
 def _labels(
@@ -196,10 +196,15 @@ def _labels(
         values, numbers = np.unique(y, return_inverse=True)
         return numbers.astype(np.int64), tuple(str(each) for each in values)
     if y.dtype.kind == "U" or names.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < len(names):
-        raise CalgpError(f"{path} must have labels y from 0 to {names.size - 1}, as it has {names.size} names of classes.")
+        raise CalgpError(
+            f"{path} must have labels y from 0 to {names.size - 1}, as it has {names.size} names of classes."
+        )
     return y.astype(np.int64), tuple(str(each) for each in names)
 
 
 def _sha256(path: Path) -> str:
-    with wrap_read_errors(path):
-        return hashlib.sha256(read_bytes(path, 2**40)).hexdigest()
+    digest = hashlib.sha256()
+    with wrap_read_errors(path), open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

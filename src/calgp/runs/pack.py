@@ -162,7 +162,7 @@ def _read(path: Path) -> Iterator[bytes]:
 def _check_name(name: str, where: str) -> None:
     if not NAME.fullmatch(name):
         raise CalgpError(
-            f"Invalid file name {short_repr(name)} in {where}: must be a plain path within the run; nothing was written."
+            f"Invalid file name {short_repr(name)} in {where}: must be a plain path in the run; nothing was written."
         )
 
 
@@ -177,7 +177,9 @@ def _unpack_into(folder: Path, packed: IO[bytes], file: Path) -> None:
     if needed > whole:  # nothing is compressed, so the file must hold it all
         raise _damaged(file, f"it claims {needed:,} bytes of files, and has {whole:,} itself")
     if needed > (room := shutil.disk_usage(folder).free):
-        raise CalgpError(f"{file} holds {needed:,} bytes, and there is room for {room:,}; make room, or unpack elsewhere.")
+        raise CalgpError(
+            f"{file} holds {needed:,} bytes, and there is room for {room:,}; make room, or unpack elsewhere."
+        )
     for each in manifest.files:
         if packed.read(BLOCK) != _header(each.name, each.size):
             raise _damaged(file, f"{short_repr(each.name)} is not where the manifest says")
@@ -202,8 +204,7 @@ def _read_manifest(packed: IO[bytes], whole: int, file: Path) -> PackManifest:
     size = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else -1
     if not 0 <= size <= min(LARGEST_JSON, whole) or header != _header(MANIFEST, size):
         raise _damaged(file, "it does not begin with the manifest of a packed run")
-    text = packed.read(size)
-    packed.read(len(_padding(size)))
+    text, padding = packed.read(size), packed.read(len(_padding(size)))
     try:
         manifest = parse(PackManifest, json.loads(text.decode("utf-8")))
     except (ValueError, RecursionError, CalgpError) as error:
@@ -216,6 +217,8 @@ def _read_manifest(packed: IO[bytes], whole: int, file: Path) -> PackManifest:
     parents = {parent.as_posix().lower() for name in names for parent in Path(name).parents}
     if len({name.lower() for name in names} | parents) != len(names) + len(parents):
         raise _damaged(file, "two of its files have the same name")
+    if text != _manifest_bytes(manifest) or padding != _padding(size):
+        raise _damaged(file, "its manifest is not as it was written")
     return manifest
 
 
