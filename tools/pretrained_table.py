@@ -1,6 +1,6 @@
 """The numbers of docs/guides/pretrained-network.md: a folder of real images, embedded, fitted and compared.
 
-python tools/pretrained_table.py images FOLDER     # FOLDER/photos/{train,test}/class/*.png: CIFAR-10, six classes (animals)
+python tools/pretrained_table.py images FOLDER     # FOLDER/photos/{train,test}/class/*.png: six classes of CIFAR-10
 calgp embed --network network.py:lite0 --source folder:FOLDER/photos --split train --out FOLDER/train    # and test
 calgp fit FOLDER/train --test FOLDER/test --out FOLDER/model.safetensors --predictions FOLDER/gp.npz
 python tools/pretrained_table.py linear FOLDER     # FOLDER/linear.npz: logistic regression on the same embeddings
