@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from architectures import ARCHITECTURES, library
+from architectures import ARCHITECTURES, ZOO, library
 from calgp.errors import CalgpError
 from calgp.nets.preprocessing import Preprocessing
 from calgp.nets.pretrained import find_network
@@ -226,3 +226,28 @@ def test_a_folder_of_transformers(tmp_path):
     torch.testing.assert_close(extractor.features(batch), expected, atol=1e-4, rtol=1e-4)
     with pytest.raises(CalgpError, match="must be a folder with config"):
         find_network(f"transformers:{tmp_path / 'nowhere'}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torchvision:mobilenet_v3_small", "torchvision:swin_t", "timm:vit_tiny_patch16_224", "timm:levit_128s",
+        "timm:deit_tiny_distilled_patch16_224", "timm:convnextv2_atto", "timm:mobilevit_xxs", "timm:nfnet_l0",
+    ],
+)  # fmt: skip
+def test_many_architectures_give_features_at_their_own_size(name):
+    kind, _, network = name.partition(":")
+    zoo(kind)
+    (entry,) = [each for each in ZOO if (each.library, each.name) == (kind, network)]
+    extractor = find_network(name, "random")
+    found = extractor(images((3, 100, 130), (1, 300, 200)))
+    assert found.shape == (2, entry.width) and found.isfinite().all() and found.std() > 0
+
+
+def test_features_that_are_not_found_are_named():
+    zoo("torchvision")
+    with pytest.raises(CalgpError, match=r"features='classifier\.0'"):
+        find_network("torchvision:squeezenet1_1", "random")
+    extractor = find_network("torchvision:squeezenet1_1", "random", features="classifier.0")
+    assert extractor(images((3, 224, 224))).shape == (1, 512)

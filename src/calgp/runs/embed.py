@@ -75,24 +75,34 @@ def embed(
     _check_folder(folder)
     with owned(folder):
         manifest = _begin(folder, wanted)
-        first, labels = len(manifest.shards) * manifest.rows_per_shard, images.y
-        watch(min(first, manifest.rows), manifest.rows)
-        features: list[Tensor] = []
-        for rows, batch in prefetch(
-            ResizedRows(extractor.preprocessing, images), _batches(first, manifest), worker_count(options.workers)
-        ):
-            features.append(extractor.features(batch))
-            watch(len(batch), manifest.rows)
-            if rows.stop == manifest.rows or rows.stop % manifest.rows_per_shard == 0:
-                x = torch.cat(features)
-                if not x.isfinite().all():
-                    raise CalgpError(
-                        f"{extractor.name} gives features that are no finite numbers, for an image among rows "
-                        f"{rows.stop - len(x)} to {rows.stop - 1}; check its weights and its preprocessing."
-                    )
-                manifest = write_shard(folder, manifest, x, labels[rows.stop - len(x) : rows.stop])
-                features = []
+        done, labels = min(len(manifest.shards) * manifest.rows_per_shard, manifest.rows), images.y
+        watch(done, manifest.rows)
+        for x in _shards(extractor, images, manifest, worker_count(options.workers), watch):
+            manifest = write_shard(folder, manifest, x, labels[done : done + len(x)])
+            done += len(x)
     return manifest
+
+
+def _shards(
+    extractor: FeatureExtractor, images: OriginalImages, manifest: Manifest, workers: int,
+    watch: Callable[[int, int], None],
+) -> Iterator[Tensor]:  # fmt: skip
+    """Features [n, d] of the shards that are not there yet."""
+    first = len(manifest.shards) * manifest.rows_per_shard
+    read, features = ResizedRows(extractor.preprocessing, images), list[Tensor]()
+    for rows, batch in prefetch(read, _batches(first, manifest), workers):
+        features.append(extractor.features(batch))
+        watch(len(batch), manifest.rows)
+        if rows.stop < manifest.rows and rows.stop % manifest.rows_per_shard:
+            continue
+        x = torch.cat(features)
+        features.clear()
+        if not x.isfinite().all():
+            raise CalgpError(
+                f"{extractor.name} gives features that are no finite numbers, for an image among rows "
+                f"{rows.stop - len(x)} to {rows.stop - 1}; check its weights and its preprocessing."
+            )
+        yield x
 
 
 def _batches(first: int, manifest: Manifest) -> Iterator[slice]:
