@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from calgp import cli
 from calgp.errors import CalgpError
-from calgp.runs import shipped_run
+from calgp.runs import ensemble, shipped_run
 from calgp.runs.folder import RunFolder
 from calgp.runs.pack import MANIFEST, pack, unpack
 
@@ -148,6 +148,13 @@ def test_nothing_is_overwritten(packed, tmp_path):
         unpack(packed, tmp_path / "run")
     with pytest.raises(CalgpError, match="There is no packed run"):
         unpack(tmp_path / "nothing.calgp", tmp_path / "other")
+
+
+def test_an_ensemble_is_refused_since_its_models_lie_elsewhere(tmp_path):
+    members = [RunFolder(shutil.copytree(shipped_run().path, tmp_path / name)) for name in ("one", "two")]
+    ensemble(members, RunFolder(tmp_path / "both"))
+    with pytest.raises(CalgpError, match=r"is an ensemble, .*; pack its members one by one"):
+        pack(RunFolder(tmp_path / "both"), tmp_path / "both.calgp")
 
 
 def test_what_cannot_be_packed_is_refused(tmp_path):
