@@ -34,6 +34,7 @@ def _command(name: str, command: Any) -> str:
 def _option(option: Any) -> str:
     name = option.name.upper() if option.param_type_name == "argument" else ", ".join(option.opts + option.secondary_opts)
     text = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|").replace("\\[", "[")
+    text = re.sub(r"(?:\[dim\])?\[default: \(?(.*?)\)?\](?:\[/\])?$", r"Default: \1.", text)
     return f"| `{name}` | {text} |"
 
 
