@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("questions", nargs="*", metavar="question", help=f"of {', '.join(QUESTIONS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cases, to see that it works")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="where bench.json and the plots go")
-    parser.add_argument("--docs", action="store_true", help="also write results/notes/performance.md and docs/performance.svg")
+    parser.add_argument("--docs", action="store_true", help="also write results/notes/performance.md and the plots")
     options = parser.parse_args()
     unknown = set(options.questions) - set(QUESTIONS)
     if unknown:

@@ -1,4 +1,4 @@
-"""The measured tables of results/notes/performance.md and the plots of docs/, from the numbers of a run of the benchmarks."""
+"""The measured tables of results/notes/performance.md and the plots of docs/, from a run of the benchmarks."""
 
 import re
 from itertools import groupby

@@ -82,7 +82,7 @@ def test_commands_and_options_exist(page):
     for words in command_lines(page):
         if words[0] == "--network":
             words = words[2:]
-        command = group.commands[words[0]] if words[0] in group.commands else group
+        command = group.commands.get(words[0], group)
         known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
         assert command is not group or words[0].startswith("--"), words
         assert {word for word in words if re.match(r"--?[a-zA-Z]", word)} <= known, words

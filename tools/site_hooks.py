@@ -32,7 +32,8 @@ def _command(name: str, command: Any) -> str:
 
 
 def _option(option: Any) -> str:
-    name = option.name.upper() if option.param_type_name == "argument" else ", ".join(option.opts + option.secondary_opts)
+    is_argument = option.param_type_name == "argument"
+    name = option.name.upper() if is_argument else ", ".join(option.opts + option.secondary_opts)
     text = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|").replace("\\[", "[")
     text = re.sub(r"(?:\[dim\])?\[default: \(?(.*?)\)?\](?:\[/\])?$", r"Default: \1.", text)
     return f"| `{name}` | {text} |"
