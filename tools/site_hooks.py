@@ -27,7 +27,7 @@ def commands() -> str:
 
 def _command(name: str, command: Any) -> str:
     rows = ["| | |", "| --- | --- |", *(_option(each) for each in command.params if not each.hidden)]
-    text = re.sub(r"\[/?[a-z ]*\]", "", command.help or "")
+    text = re.sub(r"\[/?(?:dim|bold)?\]", "", command.help or "")
     return f"## `calgp {name}`\n\n{text}\n\n" + "\n".join(rows)
 
 
