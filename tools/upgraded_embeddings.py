@@ -43,7 +43,7 @@ def main(folder: Path, seeds: list[int]) -> None:
         rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
         train, held_out = ((x[part], y[part]) for part in (rows[:9000], rows[9000:]))
         network = trained(*train, seed)
-        for outliers in ("density", "neighbours"):
+        for outliers in ("combined", "density", "neighbours"):
             clock = time.perf_counter()
             upgraded = calgp.upgrade(network, held_out, train=train, outliers=outliers)
             print(f"seed {seed}, {outliers}, {time.perf_counter() - clock:.1f} s, {upgraded.fitted.structure}")

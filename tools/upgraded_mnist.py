@@ -43,7 +43,7 @@ def main(seeds: list[int]) -> None:
         x, y = to_unit_interval(rest.x), rest.y
         network = trained(x, y, seed)
         for given, train in (("train and hold-out", (x, y)), ("hold-out alone", None)):
-            for outliers in ("density", "neighbours"):
+            for outliers in ("combined", "density", "neighbours"):
                 clock = time.perf_counter()
                 upgraded = calgp.upgrade(network, held_out, train=train, outliers=outliers, error=0.01)
                 seconds = time.perf_counter() - clock

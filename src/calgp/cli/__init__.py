@@ -49,8 +49,8 @@ def main() -> None:
             sys.exit(1)
         err.print(styled(("Error:", "bold red"), f" {error}"), highlight=False, soft_wrap=True)
         sys.exit(1)
-    except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or out_of_memory(error)):
+    except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
+        if not out_of_memory(error):
             raise
         said = (
             "There is not enough memory for this. Use smaller images (--size), a smaller network or --batch-size, or "

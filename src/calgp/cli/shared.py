@@ -73,10 +73,15 @@ RunArgument = Annotated[
 ]
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch says that there is no memory left, on whatever device."""
-    said = str(error).lower()
-    return "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said
+NO_MEMORY = (  # what torch, oneDNN, the loader of libraries and Python's own importer say, in their words
+    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc",
+    "could not create a primitive", "failed to map segment", "error return without exception set",
+)  # fmt: skip
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that there is no memory left, on whatever device."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in NO_MEMORY)
 
 
 def is_rank_zero() -> bool:
