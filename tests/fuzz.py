@@ -391,6 +391,7 @@ def run_readers(folder: Path) -> list[Reader]:
     from calgp.runs.folder import build
     from calgp.runs.image_scores import image_scores, image_scores_name, packed
     from calgp.runs.loop import make_optimiser
+    from calgp.runs.pack import pack, unpack
 
     fabric = Fabric(accelerator="cpu", devices=1)
     tiny = {
@@ -481,7 +482,19 @@ def run_readers(folder: Path) -> list[Reader]:
         return of(plain, image_scores_name(plain, found[name]), lambda: image_scores(plain, found[name]))
 
     own = scores[0].name
+    pack(run, folder / "run.calgp")
+    carried = (folder / "run.calgp").read_bytes()
+
+    def unpacked(data: bytes) -> object:
+        (folder / "run.calgp").write_bytes(data)
+        try:
+            return unpack(folder / "run.calgp", folder / "unpacked")
+        finally:
+            shutil.rmtree(folder / "unpacked", ignore_errors=True)
+
     return [
+        Reader("packed run", (carried,), unpacked, mutate_bytes),
+        *embedding_readers(folder),
         *(Reader(f"per-image scores, {name}", (small[name],), kept(name), mutate_packed) for name in small),
         Reader("run.json", (described,), of(run, "run.json", run.card), mutate_json, 4),
         Reader("run.json, model", variants(described), of(run, "run.json", run.model), mutate_json, 2),
@@ -503,6 +516,38 @@ def run_readers(folder: Path) -> list[Reader]:
         Reader("report of predictions", (columns,), of(run, predicted.name, report), mutate_tensors, 0.004),
         Reader("report of log", (log,), of(run, "log.jsonl", report), mutate_lines, 0.004),
     ]  # fmt: skip
+
+
+def embedding_readers(folder: Path) -> list[Reader]:
+    """Embeddings in one file, and the manifest of a folder of them."""
+    from calgp.nets.preprocessing import Preprocessing
+    from calgp.runs.embedding_cache import FORMAT, MANIFEST, Manifest, load_embeddings, write_manifest, write_shard
+
+    place = folder / "embeddings"
+    place.mkdir()
+    manifest = Manifest(
+        FORMAT, "nets.py:make", "0" * 64, Preprocessing(), "folder:photos", "all", "0" * 64, 4, 3, ("a", "b"), 3, 2
+    )
+    write_manifest(place, manifest)
+    manifest = write_shard(place, manifest, torch.ones(3, 3), torch.arange(3) % 2)
+    write_shard(place, manifest, torch.ones(1, 3), torch.zeros(1, dtype=torch.int64))
+
+    def read(path: Path, what: Path) -> Callable[[bytes], object]:
+        def reading(data: bytes) -> object:
+            path.write_bytes(data)
+            return load_embeddings(what)
+
+        return reading
+
+    npz, npy = io.BytesIO(), io.BytesIO()
+    np.savez(npz, X=np.ones((4, 3)), y=np.arange(4) % 2, classes=np.array(["a", "b"]))
+    np.save(npy, np.ones((4, 3)))
+    listed = place / MANIFEST
+    return [
+        Reader("embeddings.npz", (npz.getvalue(),), read(folder / "e.npz", folder / "e.npz"), mutate_bytes),
+        Reader("embeddings.npy", (npy.getvalue(),), read(folder / "e.npy", folder / "e.npy"), mutate_bytes),
+        Reader("manifest.json", (listed.read_bytes(),), read(listed, place), mutate_json),
+    ]
 
 
 def command_readers(folder: Path, run: Any, other: Any) -> list[Reader]:

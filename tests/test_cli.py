@@ -85,6 +85,10 @@ def test_every_command_has_help_with_an_example(run_cli):
         "methods",
         "sources",
         "shard",
+        "embed",
+        "fit",
+        "pack",
+        "unpack",
         "demo",
     } <= set(commands)
     for command in commands:

@@ -144,7 +144,7 @@ def test_the_extra_all_brings_every_extra_of_the_library():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (text,) = extras["all"]
     assert sorted(text.removeprefix("calgp[").removesuffix("]").split(",")) == sorted(PARTS)
-    assert set(extras) - set(PARTS) == {"all", "docs", "test", "bench", "audit", "check"}
+    assert set(extras) - set(PARTS) == {"all", "networks", "docs", "test", "bench", "audit", "check"}
 
 
 def test_the_types_are_marked_for_type_checkers():

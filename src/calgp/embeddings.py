@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from calgp.options import option
 from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.outliers import Combined, Density, Neighbours, OutlierScore, find, from_state, left_out_density
 
+if TYPE_CHECKING:
+    from calgp.runs.embedding_cache import Embeddings
+
 FORMAT = "calgp-gp-classifier-1"
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
 MIDDLE = 6000  # training rows on which σ² is chosen, if there are more
@@ -39,6 +42,13 @@ SPREADS = tuple(10 ** (-power / 2) for power in range(9))  # of Laplace's varian
 CLEARLY = 0.002  # relative: less of a better likelihood is not worth another step
 COLDEST, HOTTEST = 0.2, 5.0  # temperatures that left-out rows are believed
 PRIOR_ROWS = 50  # what T = 1 counts beside the left-out rows
+
+
+def load_embeddings(path: Path | str) -> "Embeddings":
+    """X, y and classes of embeddings in files: a folder that `calgp embed` has made, .npz, .npy or .safetensors."""
+    from calgp.runs.embedding_cache import load_embeddings  # all of calgp.runs, which nothing else here needs
+
+    return load_embeddings(path)
 
 
 @dataclass(frozen=True, eq=False)

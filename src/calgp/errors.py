@@ -52,6 +52,15 @@ def path_error(what: str, path: Path) -> CalgpError:
     return CalgpError(f"There is no {what} {path}" + (f"; did you mean {path.parent / near}?" if near else "."))
 
 
+def one_line(error: BaseException) -> str:
+    """The kind of an error of somebody else's code, and the first line of what it says.
+
+    >>> one_line(ValueError("no\\nyes"))
+    'ValueError: no'
+    """
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most like this one, if any is."""
     import difflib

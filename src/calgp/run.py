@@ -109,8 +109,8 @@ class Run:
     )  # fmt: skip
     augment: tuple[Literal["auto", "none", "flip", "crop"], ...] = option(
         ("auto",), "Change the training images in each step: flip left and right, crop moves them; none.",
-        default_text="auto: crop for colour images of 32 pixels and more", example="flip,crop", group=IMAGES,
-        since_version="0.1.0", before=(),
+        default_text="auto: crop colour images of 32 pixels and more, flip them where a mirror does no harm",
+        example="flip,crop", group=IMAGES, since_version="0.1.0", before=(),
     )  # fmt: skip
     crop: int | None = option(
         None, "Pixels by which crop moves an image at most.", within=WHOLE, default_text="an eighth of its side",

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from calgp.runs.augmentation import augmented
+from calgp.data import Images, load
+from calgp.runs.augmentation import augmented, mirror_is_harmless
 
 ROWS = torch.tensor([7, 0, 123_456, 3])
 X = torch.arange(4 * 3 * 5 * 6).reshape(4, 3, 5, 6).float() + 1  # no pixel is black
@@ -51,3 +52,39 @@ def test_what_an_image_becomes_depends_on_seed_step_and_row_and_not_on_the_batch
     assert whole.flip(0).equal(change(x.flip(0), rows=ROWS.flip(0)))
     for other in (change(x, seed=2), change(x, step=10), change(x, rows=ROWS + 1)):
         assert not whole.equal(other)
+
+
+def patterns(n: int, *, sided: bool, classes: int = 4) -> Images:
+    """Noise with a bright bar on the left or right, at a height that tells the class; `sided`: the side does too."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(100, (n, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    y = torch.arange(n) % classes
+    side = y % 2 if sided else torch.randint(2, (n,), generator=generator)
+    height = y // 2 if sided else y
+    for row in range(n):
+        left, top = 16 * int(side[row]), 8 * int(height[row])
+        x[row, :, top : top + 8, left : left + 16] += 100
+    return Images.of(x, y, tuple("abcd"))
+
+
+@pytest.mark.parametrize("n", [80, 600, 5000])
+def test_a_mirror_is_harmless_where_the_side_says_nothing_of_the_class(n):
+    assert mirror_is_harmless(patterns(n, sided=False))
+    assert not mirror_is_harmless(patterns(n, sided=True))
+
+
+def test_one_class_of_many_that_has_a_side_is_enough():
+    """Two rare classes differ by their side alone: over all images that is little, of these classes it is all."""
+    free, sided = patterns(1900, sided=False), patterns(100, sided=True)
+    sided.x[sided.y % 2 == 0, :, :, :16] += 30  # bright all the way down, on the side of the class
+    sided.x[sided.y % 2 == 1, :, :, 16:] += 30
+    x, y = torch.cat([free.x, sided.x]), torch.cat([free.y, sided.y % 2 + 4])
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
+    assert not mirror_is_harmless(Images.of(x[order], y[order], tuple("abcdef")))
+
+
+def test_digits_are_not_flipped_and_what_cannot_be_told_apart_is_not():
+    assert not mirror_is_harmless(load("digits", "train"))
+    noise = torch.randint(256, (400, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert not mirror_is_harmless(Images.of(noise, torch.arange(400) % 4, tuple("abcd")))
+    assert not mirror_is_harmless(Images.of(noise[:3], torch.arange(3) % 2, tuple("ab")))

@@ -10,8 +10,10 @@ from calgp._version import __version__
 from calgp.cli.catalog import backbones, methods, shard, sources
 from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
+from calgp.cli.embeddings import embed, fit
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
 from calgp.cli.judge import judge
+from calgp.cli.pack import pack, unpack
 from calgp.cli.reproduce import reproduce
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
 from calgp.cli.sweep import sweep
@@ -31,7 +33,8 @@ app = typer.Typer(
 )
 COMMANDS = (  # in the order of `calgp --help`
     train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    judge, report, export, track, serve, reproduce, sweep, tune, methods, backbones, sources, shard, demo,
+    embed, fit, judge, report, export, pack, unpack, track, serve, reproduce, sweep, tune, methods, backbones, sources,
+    shard, demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
@@ -81,16 +84,9 @@ def calgp(
         _know_network(each)
 
 
-def _cause(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
 def _know_network(text: str) -> None:
-    """The one place where code that a user names is imported; a run folder names no code."""
-    import pkgutil
-    import runpy
-
     from calgp.nets import BACKBONES
+    from calgp.nets.user_code import import_function
     from calgp.nets.wrap import wrap
 
     name, equals, place = text.partition("=")
@@ -99,12 +95,4 @@ def _know_network(text: str) -> None:
         raise CalgpError(
             f"Invalid --network {text}: must be NAME=FILE:FUNCTION or NAME=MODULE:FUNCTION, such as mine=nets.py:make."
         )
-    try:
-        make = runpy.run_path(path)[function] if path.endswith(".py") else pkgutil.resolve_name(place)
-    except KeyError:
-        raise CalgpError(f"Invalid --network {text}: {path} has no function {function!r}.") from None
-    except Exception as error:  # the file is the user's: it may raise anything
-        raise CalgpError(f"Invalid --network {text}: {path} cannot be imported ({_cause(error)}).") from None
-    if not callable(make):
-        raise CalgpError(f"Invalid --network {text}: {function} must be a function that makes a network.")
-    BACKBONES[name] = wrap(make, name=name)  # pyright: ignore[reportArgumentType]  (checked by wrap)
+    BACKBONES[name] = wrap(import_function(place, f"Invalid --network {text}"), name=name)

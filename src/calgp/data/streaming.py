@@ -57,6 +57,15 @@ class StreamedPixels:
     def read(self, indices: Iterable[Index]) -> Iterator[tuple[Index, Tensor]]:
         return prefetch(self.__getitem__, indices, self.workers)
 
+    def original(self, index: int) -> Tensor:
+        """One image uint8 [C, H, W] in the size that its file has, whatever `size` is."""
+        number = int(self.numbers[index])
+        try:
+            name = self.files.names[number]
+            return torch.from_numpy(read_image(self.files.open(number), name=name, size=None, colour=self.colour))
+        except CalgpError as error:
+            raise unreadable_error(self.files.place, [str(error)]) from None
+
     def digests(self) -> np.ndarray:
         return self.files.digests(self.numbers)
 

@@ -28,7 +28,8 @@ class Compact(Backbone):
     """Whitened patches of 2 × 2, then stages of two convolutions of 3 × 3 with pooling, and the maximum over the image.
 
     The whitening is computed from training images at the start and is not trained. Each stage halves the image. Images
-    of 64 pixels and more begin with as many further stages of one convolution as bring them to about 32.
+    of 64 pixels and more are brought to about 32: their patches do not overlap, and as many further stages of one
+    convolution as it takes come first.
     """
 
     summary: ClassVar[str] = "fast network for colour images: whitened patches, batch norm"
@@ -64,8 +65,9 @@ class CompactFeatures(Features):
     def __init__(self, spec: Compact, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
         side = max(task.height, task.width)
-        further = max(round(math.log2(side / 32)), 0)
-        self.whitening = Whitening(task.channels)
+        halvings = max(round(math.log2(side / 32)), 0)
+        further = max(halvings - 1, 0)
+        self.whitening = Whitening(task.channels, stride=PATCH if halvings else 1)
         stages, before = [], self.whitening.out_channels
         for place, width in enumerate((*[spec.entry] * further, *spec.widths)):
             masked = posterior if place >= spec.unmasked + further else UNMASKED
@@ -121,10 +123,10 @@ class Whitening(nn.Module):
 
     filters: Tensor
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, stride: int = 1) -> None:
         super().__init__()
         size = channels * PATCH**2
-        self.channels, self.out_channels = channels, 2 * size
+        self.channels, self.out_channels, self.stride = channels, 2 * size, stride
         both = torch.cat([torch.eye(size), -torch.eye(size)])
         self.register_buffer("filters", both.view(2 * size, channels, PATCH, PATCH))
 
@@ -139,4 +141,4 @@ class Whitening(nn.Module):
         self.filters.copy_(torch.cat([whitened, -whitened]).view_as(self.filters))
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Tensor:
-        return F.conv2d(x, self.filters)
+        return F.conv2d(x, self.filters, stride=self.stride)

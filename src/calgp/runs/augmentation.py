@@ -3,14 +3,20 @@
 from collections.abc import Collection
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
+from calgp.data import Images
 from calgp.gp import Noise
 from calgp.gp.noise import site_key
 
 _SITE = site_key("augmentation")
+LOOKED_AT = 4000  # training images at most that are looked at in a mirror
+THUMBNAIL = 12  # pixels of the side to which they shrink for that
+RIDGE = 0.1  # of the variance of a pixel
+CLEARLY = 3.0  # standard errors
+CLEARLY_OF_A_CLASS = 4.0  # the same of one of many classes
 
 
 def augmented(
@@ -30,6 +36,54 @@ def augmented(
     if "flip" in kinds:
         x = torch.where((words[:, 0] & 1).bool()[:, None, None, None], x.flip(-1), x)
     return x
+
+
+def mirror_is_harmless(images: Images) -> bool:
+    """Whether images of a class look like that class in a mirror, so that training may flip them.
+
+    One half of (at most 4,000) images teaches a linear classifier of thumbnails, the other half is classified as it is
+    and in a mirror. A flip is harmless if the classifier is better than a guess, and is not clearly worse in the
+    mirror, neither over all images nor of any class. Digits, letters and arrows are not flipped.
+    """
+    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:LOOKED_AT].sort().values
+    rows = rows[images.y[rows].argsort(stable=True)]  # by class, so that every second has all of them
+    x, y = images.pixels(rows), images.y[rows]
+    looks = F.interpolate(x, (THUMBNAIL, THUMBNAIL), mode="bilinear", antialias=True).double()
+    teaching = torch.arange(len(y)) % 2 == 0
+    weights = _linear(looks[teaching], y[teaching], len(images.classes))
+    rest = looks[~teaching], y[~teaching]
+    plain, mirrored = (_right(each, rest[1], weights) for each in (rest[0], rest[0].flip(-1)))
+    if not _is_clear((plain - 1 / len(images.classes)) * _balanced(rest[1]), CLEARLY):
+        return False
+    lost = plain - mirrored
+    return not _is_clear(lost, CLEARLY) and not any(
+        _is_clear(lost[rest[1] == each], CLEARLY_OF_A_CLASS) for each in rest[1].unique()
+    )
+
+
+def _linear(looks: Shaped[Tensor, "N C H W"], y: Int[Tensor, "N"], classes: int) -> Tensor:
+    """Ridge regression of the classes' indicators on pixels and 1, all classes alike: [C H W + 1, classes]."""
+    x = F.pad(looks.flatten(1) - 0.5, (0, 1), value=1.0)
+    weighted = (x * _balanced(y)[:, None]).mT
+    penalty = RIDGE * len(x) * looks.var() * torch.eye(x.shape[1], dtype=x.dtype)
+    return torch.linalg.solve(weighted @ x + penalty, weighted @ F.one_hot(y, classes).to(x))
+
+
+def _balanced(y: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """Weights of images with which all classes count the same."""
+    count = torch.bincount(y)
+    return len(y) / ((count > 0).sum() * count[y]).double()
+
+
+def _right(looks: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    return ((F.pad(looks.flatten(1) - 0.5, (0, 1), value=1.0) @ weights).argmax(1) == y).double()
+
+
+def _is_clear(difference: Float[Tensor, "N"], errors: float) -> bool:
+    """Whether paired differences are above zero by so many standard errors of their mean; of fewer than two, no."""
+    if len(difference) < 2:
+        return False
+    return bool(difference.mean() > errors * difference.std() / len(difference) ** 0.5)
 
 
 def _moved(x: Tensor, pad: int, offsets: Int[Tensor, "N 2"]) -> Tensor:

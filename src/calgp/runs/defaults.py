@@ -13,6 +13,7 @@ from calgp.data import Images
 from calgp.gp import Bound
 from calgp.nets import Task
 from calgp.run import Run
+from calgp.runs.augmentation import mirror_is_harmless
 from calgp.runs.folder import RunFolder, build
 from calgp.runs.loop import fit, make_optimiser
 from calgp.runs.ranks import on_first
@@ -37,20 +38,19 @@ def resolved(run: Run, data: TrainingData) -> Run:
         run,
         backbone=run.backbone.choose(task),
         holdout=(0.1 if held_out else 0.0) if run.holdout is None else run.holdout,
-        augment=augmentation(task) if run.augment == ("auto",) else run.augment,
+        augment=augmentation(data.train) if run.augment == ("auto",) else run.augment,
         crop=max(task.height, task.width) // 8 or 1 if run.crop is None else run.crop,
         steps=run.total_steps(len(data.train)) if open_budget else run.steps,
         calibration=calibrates if run.calibration is None else run.calibration,
     )
 
 
-def augmentation(task: Task) -> tuple[str, ...]:
-    """Colour images of 32 pixels and more are moved; a flip is left to those who know that it does no harm.
-
-    >>> augmentation(Task(3, 32, 32, 10)), augmentation(Task(1, 28, 28, 10))
-    (('crop',), ())
-    """
-    return ("crop",) if task.channels > 1 and min(task.height, task.width) >= CROPPED else ()
+def augmentation(train: Images) -> tuple[str, ...]:
+    """Colour images of 32 pixels and more are moved, and flipped where a mirror does no harm."""
+    task = task_of(train)
+    if task.channels == 1 or min(task.height, task.width) < CROPPED:
+        return ()
+    return ("crop", "flip") if mirror_is_harmless(train) else ("crop",)
 
 
 def with_steps(run: Run, folder: RunFolder, data: TrainingData, fabric: Fabric, *, accumulate: int) -> Run:

@@ -6,7 +6,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,16 +27,17 @@ class Busy(CalgpError):
     """Another process writes in the folder."""
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write aside, flush to the disk, rename, flush the directory: the file appears whole or not at all.
 
     A link stays and its target is written; a file that is there keeps its permissions, a new one has those that the
     umask leaves. What is no regular file (a device, a pipe, standard output) is written to, since it has no content to
     lose. Unfinished files of the same name, left by processes that died, are removed.
     """
+    chunks = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
     if _is_stream(path):
         with open(path, "wb") as stream:
-            stream.write(data)
+            stream.writelines(chunks)
         return
     path = Path(os.path.realpath(path))
     if path.is_symlink():
@@ -46,7 +47,7 @@ def write_whole(path: Path, data: bytes) -> None:
     handle, aside = _aside(path)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
         if before is not None:

@@ -1,0 +1,121 @@
+"""Commands for pretrained networks: embed (images to vectors), fit (vectors to a classifier)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from calgp.cli.shared import DataOption, DeviceOption, ThreadsOption, check_sampling, open_fabric, out
+
+if TYPE_CHECKING:
+    from calgp.cli.fit_embeddings import FitResult
+
+
+def embed(
+    network: Annotated[
+        str,
+        typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own."),
+    ],
+    source: Annotated[str, typer.Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
+    folder: Annotated[Path, typer.Option("--out", help="The folder of embeddings.")],
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="A .safetensors file or a PyTorch state dict; `random` for none.",
+            show_default="downloaded by the library; those that file.py:function gives",
+        ),
+    ] = None,
+    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="The images to take.")] = "all",
+    features: Annotated[
+        str | None,
+        typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
+    rows_per_shard: Annotated[int, typer.Option(help="Images a file; an interruption loses one file at most.")] = 1000,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out damaged images.")] = False,
+    data: DataOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
+    ] = None,
+) -> None:
+    """Run a pretrained network once over images, and keep its features as embeddings.
+
+    Size, mean, deviation and interpolation are those of the network itself. Ctrl-C loses at most one file of the
+    embeddings: the same command goes on where it was, and ends with the same bytes.
+
+    Example: calgp embed --network timm:resnet18 --source folder:photos --out embeddings
+    """
+    from calgp.cli import bars
+    from calgp.data.original import open_original
+    from calgp.nets.pretrained import find_network
+    from calgp.runs.embed import EmbedOptions
+    from calgp.runs.embed import embed as run_network
+
+    options = EmbedOptions(batch_size, rows_per_shard, workers)
+    fabric = open_fabric(device, "32-true", threads)
+    extractor = find_network(network, weights, features=features).to(fabric.device)
+    colour = "grey" if extractor.preprocessing.channels == 1 else "rgb"
+    images = open_original(source, split, colour=colour, directory=data, skip_unreadable=skip_unreadable)
+    with bars.bar(f"{network} over {len(images):,} images of {source}") as advance:
+        done = run_network(extractor, images, folder, source=source, split=split, options=options, watch=advance)
+    out.print(
+        f"{folder} has {done.rows:,} embeddings of {done.width:,} numbers, {len(done.classes)} classes, from images of "
+        f"{done.preprocessing.size} pixels.",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+    out.print(f"Next: calgp fit {folder} --out model.safetensors", soft_wrap=True)
+
+
+def fit(
+    embeddings: Annotated[
+        Path, typer.Argument(help="A folder that `calgp embed` has made, or .npz, .npy, .safetensors with X and y.")
+    ],
+    model: Annotated[Path, typer.Option("--out", help="The file of the classifier.")],
+    test: Annotated[
+        Path | None,
+        typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows, left out while it is tested"),
+    ] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the rows that are left out.")] = 0,
+    threads: ThreadsOption = None,
+) -> None:
+    """Fit a Gaussian process classifier on embeddings; it needs no other option.
+
+    Without --test, a fifth of the rows tests a classifier that is fitted on the others; then all rows are used.
+
+    Example: calgp fit embeddings --out model.safetensors --predictions predictions.npz
+    """
+    from calgp.cli.fit_embeddings import check_predictions_name, fit_and_test, write_predictions
+
+    check_sampling(None, seed)
+    if predictions is not None:
+        check_predictions_name(predictions)
+    open_fabric("cpu", "32-true", threads)
+    result = fit_and_test(embeddings, test, seed=seed)
+    result.classifier.save(model)
+    if predictions is not None:
+        write_predictions(result, predictions)
+    for sentence in _summary(result, model, predictions):
+        out.print(sentence, soft_wrap=True, highlight=False)
+
+
+def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list[str]:
+    """What was done, how good it is, and what to do next: a sentence each."""
+    scores, rows, width = result.scores, result.rows, result.classifier.n_features_in_
+    done = (
+        f"Fitted a Gaussian process on {rows:,} embeddings of {width:,} numbers, {len(result.classifier.classes_)} "
+        f"classes, in {result.seconds:.0f} seconds, into {model}."
+    )
+    wrong = round(scores.err * scores.n)
+    where = "test rows" if result.tested_apart else "rows left out"
+    good = (
+        f"On {scores.n:,} {where} {wrong:,} are wrong (ERR {scores.err:.4f}), MNLL {scores.mnll:.4f}, "
+        f"ECE {scores.ece:.4f}."
+    )
+    if predictions is not None:
+        return [done, good, f"Next: calgp judge {predictions} --html judged.html"]
+    return [done, good, f'Next, in Python: calgp.GPClassifier.load("{model}").predict_proba(X)']

@@ -1,0 +1,75 @@
+"""Images of a source in their own sizes, for networks that resize them in their own way."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from calgp.errors import CalgpError
+
+from .decode import Colour
+from .images import Images
+from .path_source import TEST_SHARE, PathSource
+from .source import Split
+from .sources import open_source
+
+AnySplit = Literal["train", "val", "test", "all"]
+SPLITS: tuple[AnySplit, ...] = ("train", "val", "test", "all")
+
+
+@dataclass(frozen=True, eq=False)
+class OriginalImages:
+    """One or more parts of a source, one after the other; files are opened when their images are read."""
+
+    parts: tuple[Images, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.parts[0].classes
+
+    @property
+    def y(self) -> Tensor:
+        return torch.cat([part.y for part in self.parts])
+
+    def read(self, rows: slice) -> Iterator[Tensor]:
+        """Images uint8 [C, H, W], each in its own size."""
+        wanted, first = range(*rows.indices(len(self))), 0
+        for part in self.parts:
+            x: Any = part.x
+            image = x.original if part.is_streamed else x.__getitem__
+            yield from (image(row - first) for row in wanted if first <= row < first + len(part))
+            first += len(part)
+
+    def checksum(self) -> str:
+        """SHA-256 of images and labels; for files, their names and lengths stand for the pixels."""
+        return hashlib.sha256("".join(part.checksum() for part in self.parts).encode()).hexdigest()
+
+
+def open_original(
+    source: str, split: AnySplit = "all", *, colour: Colour = "rgb", directory: Path | None = None,
+    skip_unreadable: bool = False,
+) -> OriginalImages:  # fmt: skip
+    """The images of a named set, `folder:PATH`, `stream:PATH` or `shards:PATH`; those at a path stay in their files.
+
+    >>> images = open_original("digits", "test")
+    >>> len(images), next(images.read(slice(0, 1))).shape
+    (1000, torch.Size([1, 28, 28]))
+    """
+    if split not in SPLITS:
+        raise CalgpError(f"Invalid split={split!r}: must be one of {', '.join(SPLITS)}.")
+    found = open_source(
+        f"stream:{source.removeprefix('folder:')}" if source.startswith("folder:") else source,
+        size=1, colour=colour, workers=0, skip_unreadable=skip_unreadable,
+        test_share=1 if split == "all" else TEST_SHARE,
+    )  # fmt: skip
+    splits: tuple[Split, ...] = found.splits if split == "all" else (split,)
+    if split == "all" and isinstance(found, PathSource):
+        splits = tuple(found.layout().parts)
+    return OriginalImages(tuple(found.load(each, directory) for each in splits))

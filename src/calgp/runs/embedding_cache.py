@@ -1,0 +1,210 @@
+"""Embeddings as files: a folder of checked shards that `calgp embed` writes, or one file of anybody's.
+
+A folder has manifest.json and embeddings-000000.safetensors, … with `X` [n, d] (float32) and `y` [n] (int64) each.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from calgp.errors import CalgpError, one_line, path_error
+from calgp.nets.preprocessing import Preprocessing
+from calgp.runs.predictions_file import LABELS
+from calgp.runs.reading import Stored, is_file, read_header, read_json, wrap_read_errors
+from calgp.runs.record import Count, Text, parse, to_json
+from calgp.runs.writing import wrap_os_errors, write_whole
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+VECTORS = ("X", "x", "embeddings", "features")
+CHUNK = 2**20  # bytes
+ENDINGS = (".npz", ".npy", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of a folder of embeddings."""
+
+    rows: Count
+    sha256: Text
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder of embeddings holds, and of what: equal descriptions mean equal embeddings.
+
+    weights: SHA-256 of the network's tensors. data: of the images and labels (of files, their names and lengths).
+    """
+
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
+    network: Text
+    weights: Text
+    preprocessing: Preprocessing
+    source: Text
+    split: Text
+    data: Text
+    rows: Count
+    width: Count
+    classes: tuple[str, ...]
+    rows_per_shard: Count
+    batch_size: Count
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards there are when all rows are done."""
+        return -(-self.rows // self.rows_per_shard)
+
+    @property
+    def finished(self) -> bool:
+        return len(self.shards) == self.shard_count
+
+    def rows_of(self, shard: int) -> int:
+        return min(self.rows_per_shard, self.rows - shard * self.rows_per_shard)
+
+
+class Embeddings(NamedTuple):
+    """Embeddings `X` [N, d] (float32), labels `y` [N] (int64) that index `classes`; without labels y is None."""
+
+    X: np.ndarray
+    y: np.ndarray | None
+    classes: tuple[str, ...]
+
+
+def shard_name(number: int) -> str:
+    return f"embeddings-{number:06d}.safetensors"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """manifest.json, checked."""
+    path = folder / MANIFEST
+    if not is_file(path):
+        raise CalgpError(f"{folder} has no {MANIFEST}, so it is no folder of embeddings; `calgp embed` makes one.")
+    try:
+        return parse(Manifest, read_json(path))
+    except CalgpError as error:
+        raise CalgpError(f"{path} is damaged ({str(error).rstrip('.')}); copy the folder again.") from None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    with wrap_os_errors(folder):
+        write_whole(folder / MANIFEST, (json.dumps(to_json(manifest), indent=1) + "\n").encode())
+
+
+def write_shard(folder: Path, manifest: Manifest, x: Tensor, y: Tensor) -> Manifest:
+    """Write the next shard, then the manifest that names it; a kill between the two loses the shard alone."""
+    data = save({"X": x.contiguous(), "y": y.contiguous()})
+    with wrap_os_errors(folder):
+        write_whole(folder / shard_name(len(manifest.shards)), data)
+    shard = Shard(len(x), hashlib.sha256(data).hexdigest())
+    manifest = replace(manifest, shards=(*manifest.shards, shard))
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def intact_shards(folder: Path, manifest: Manifest) -> tuple[Shard, ...]:
+    """The shards up to the first one that is not as it was written."""
+    for number, shard in enumerate(manifest.shards):
+        path = folder / shard_name(number)
+        if not is_file(path) or _sha256(path) != shard.sha256:
+            return manifest.shards[:number]
+    return manifest.shards
+
+
+def load_embeddings(path: Path | str) -> Embeddings:
+    """Embeddings, labels and classes of a folder that `calgp embed` has made, or of an .npz, .npy or .safetensors file.
+
+    A folder is verified: every shard must have the checksum that the manifest says. Files hold `X` [N, d] and labels
+    `y` [N], numbers or (.npz) texts; an .npz may have `classes`, the names of labels 0, 1, …; an .npy has no labels.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _load_folder(path)
+    if not path.is_file():
+        raise path_error("file or folder of embeddings", path)
+    if path.suffix.lower() not in ENDINGS:
+        raise CalgpError(
+            f"Invalid embeddings {path}: must be a folder that `calgp embed` has made, or a file {', '.join(ENDINGS)}."
+        )
+    arrays = _arrays(path)
+    x = next((arrays[name] for name in VECTORS if name in arrays), None)
+    if x is None or x.ndim != 2 or x.dtype.kind not in "fiu" or not x.size:
+        held = ", ".join(f"{name} {each.dtype} {list(each.shape)}" for name, each in arrays.items())
+        raise CalgpError(f"{path} must hold numbers X [N, d]; it holds {held or 'nothing'}.")
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        row = int((~np.isfinite(x).all(1)).nonzero()[0][0])
+        raise CalgpError(f"{path} has a value that is no finite number in row {row}; leave this row out.")
+    y = next((arrays[name] for name in LABELS if name in arrays), None)
+    return Embeddings(x, *_labels(path, len(x), y, arrays.get("classes")))
+
+
+def _load_folder(folder: Path) -> Embeddings:
+    manifest = read_manifest(folder)
+    if not manifest.finished:
+        raise CalgpError(
+            f"{folder} has {len(manifest.shards)} of {manifest.shard_count} shards of embeddings; run the same `calgp "
+            "embed` again, which makes the rest."
+        )
+    xs, ys = [], []
+    for number, shard in enumerate(manifest.shards):
+        path, rows = folder / shard_name(number), manifest.rows_of(number)
+        wanted = {"X": Stored(torch.float32, (rows, manifest.width)), "y": Stored(torch.int64, (rows,))}
+        if not is_file(path) or read_header(path).tensors != wanted or _sha256(path) != shard.sha256:
+            raise CalgpError(f"{path} is missing or damaged; run the same `calgp embed` again, which makes it anew.")
+        tensors = load_file(path)
+        xs.append(tensors["X"].numpy())
+        ys.append(tensors["y"].numpy())
+    y = np.concatenate(ys)
+    if not 0 <= int(y.min()) <= int(y.max()) < len(manifest.classes):
+        raise CalgpError(f"{folder} has labels that are none of its {len(manifest.classes)} classes; embed again.")
+    return Embeddings(np.concatenate(xs), y, manifest.classes)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        if path.suffix.lower() == ".safetensors":
+            read_header(path)
+            tensors = load_file(path)
+            return {k: (v.float() if v.is_floating_point() else v).numpy() for k, v in tensors.items()}
+        found: Any = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {"X": found}
+        with found as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # NumPy and zipfile raise nearly everything on damaged files
+        raise CalgpError(f"{path} is no {path.suffix} file of plain arrays ({one_line(error)}).") from None
+
+
+def _labels(
+    path: Path, rows: int, y: np.ndarray | None, names: np.ndarray | None
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Labels as numbers of classes, and the names of these."""
+    if y is None:
+        return None, ()
+    if y.shape != (rows,) or y.dtype.kind not in "iuU":
+        raise CalgpError(f"{path} must have a whole number or a text as label for each of {rows} rows, not {y.dtype}.")
+    if names is None:
+        values, numbers = np.unique(y, return_inverse=True)
+        return numbers.astype(np.int64), tuple(str(each) for each in values)
+    if y.dtype.kind == "U" or names.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < len(names):
+        raise CalgpError(
+            f"{path} must have labels y from 0 to {names.size - 1}, as it has {names.size} names of classes."
+        )
+    return y.astype(np.int64), tuple(str(each) for each in names)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with wrap_read_errors(path), open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
