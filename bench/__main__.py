@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("questions", nargs="*", metavar="question", help=f"of {', '.join(QUESTIONS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cases, to see that it works")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="where bench.json and the plots go")
-    parser.add_argument("--docs", action="store_true", help="also put table and plots into docs/performance.md")
+    parser.add_argument("--docs", action="store_true", help="also write results/notes/performance.md and the plots")
     options = parser.parse_args()
     unknown = set(options.questions) - set(QUESTIONS)
     if unknown:
@@ -68,8 +68,8 @@ def main() -> int:
     if options.docs:
         from bench.document import document
 
-        document(record, Path("docs"))
-        console.print("Wrote docs/performance.md and its plots.")
+        document(record, Path("results/notes/performance.md"), Path("docs/performance.svg"))
+        console.print("Wrote results/notes/performance.md and docs/performance.svg.")
     console.print(f"{record['seconds']} s. The numbers are in {options.out / 'bench.json'}.")
     return 0
 

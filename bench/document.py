@@ -1,4 +1,4 @@
-"""The measured table and the plots of docs/performance.md, from the numbers of a run of the benchmarks."""
+"""The measured tables of results/notes/performance.md and the plots of docs/, from a run of the benchmarks."""
 
 import re
 from itertools import groupby
@@ -14,9 +14,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 COLOURS = {"SORF": "#1f6f8b", "dense Ω, fixed": "#c8553d"}
 
 
-def document(record: dict[str, Any], docs: Path) -> None:
-    """Replace what stands between the markers of docs/performance.md, and draw the plots beside it."""
-    page = docs / "performance.md"
+def document(record: dict[str, Any], page: Path, picture: Path) -> None:
+    """Replace the text between the markers of `page`, and draw the plots into `picture`."""
     text = page.read_text()
     for name, content in {"table": markdown(record), "exponents": exponents(record)}.items():
         marker = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
@@ -25,7 +24,7 @@ def document(record: dict[str, Any], docs: Path) -> None:
         text = marker.sub(lambda match, content=content: match[1] + content + match[2], text)
     page.write_text(text)
     if record["curves"]:
-        draw(record["curves"], docs / "performance.svg")
+        draw(record["curves"], picture)
 
 
 def markdown(record: dict[str, Any]) -> str:

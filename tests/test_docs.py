@@ -3,13 +3,19 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from calgp import cli
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "results").glob("**/*.md"))]  # not on the site
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,52 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+def command_lines(page):
+    """The calls of calgp in a page's blocks of shell commands, without comments, as lists of words."""
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "calgp" in words and not {"pip", "#SBATCH"} & set(words):
+                yield words[words.index("calgp") + 1 :]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_commands_and_options_exist(page):
+    group = get_command(cli.app)
+    for words in command_lines(page):
+        if words[0] == "--network":
+            words = words[2:]
+        command = group.commands.get(words[0], group)
+        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+        assert command is not group or words[0].startswith("--"), words
+        assert {word for word in words if re.match(r"--?[a-zA-Z]", word)} <= known, words
+
+
+@pytest.mark.parametrize("name", ["metrics.md", "ece.md"])
+def test_examples_of_metrics_run(name):
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.S):
+        exec(compile(block, name, "exec"), {})  # noqa: S102 (our own page)
+
+
+def test_the_site_stays_short():
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in PAGES if page.parent.name != "api")
+    assert words <= 20_000
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: page.stem)
+def test_links_outside_of_the_site_resolve(page):
+    """mkdocs checks those of the site."""
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert re.match(r"https?:", link) or (page.parent / link).exists(), link
+
+
+def test_pages_that_the_code_names_are_there():
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"docs/[\w/-]+\.md", text))
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from calgp import cli
@@ -71,3 +73,31 @@ def test_own_network_in_your_own_loop():
     scope = {}
     exec(compile(python_blocks("own-network.md")[0], "own-network.md", "exec"), scope)  # noqa: S102
     assert (scope["p"].labels == scope["test"].y).float().mean() > 0.9
+
+
+def test_decisions():
+    """The part for probabilities of any model, with numbers that were drawn."""
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.randn(2000, 5, generator=generator).mul(3).log_softmax(1)
+    y = torch.multinomial(log_probs.exp(), 1, generator=generator)[:, 0]  # so they are calibrated
+    x = torch.randint(256, (2000, 1, 4, 4), generator=generator, dtype=torch.uint8)
+    uncertainty = 1 - log_probs.exp().amax(1)
+    scope = {
+        "uncertainty": uncertainty[:1000], "wrong": (log_probs.argmax(1) != y)[:1000], "log_probs": log_probs[:1000],
+        "y": y[:1000], "x": x[:1000], "new_uncertainty": uncertainty[1000:], "new_log_probs": log_probs[1000:],
+        "new_x": x[1000:],
+    }  # fmt: skip
+    exec(compile(python_blocks("decisions.md")[0], "decisions.md", "exec"), scope)  # noqa: S102
+    covered = scope["sets"].apply(log_probs[1000:], scope["keyed_uniform"](x[1000:]))[torch.arange(1000), y[1000:]]
+    assert covered.float().mean() > 0.87
+    assert scope["selection"].abstains(uncertainty[1000:]).any()
+
+
+@pytest.mark.slow
+def test_scikit_learn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, y = load_digits(return_X_y=True)
+    scope = {"X": X[:1000], "y": y[:1000], "X_test": X[1000:], "y_test": y[1000:]}
+    exec(compile(python_blocks("scikit-learn.md")[0], "scikit-learn.md", "exec"), scope)  # noqa: S102
+    assert scope["classifier"].score(X[1000:], y[1000:]) > 0.8
+    assert Path("runs/mine/run.json").is_file()

@@ -39,7 +39,7 @@ Written by `tools/claims.py` (`make claims`) from `results/`; not edited by hand
   tested, but the intervals are too wide. **not tested**: not run, or with one seed, which is only indicative.
 - **Smaller scales** have smaller networks or fewer images. They are no test of the paper.
 
-[How claims are judged](reproduce.md#verdicts), [all numbers](reproduced.md).
+[How claims are judged](reproduce.md#verdicts). All numbers: `results/reproduced.md` in the repository.
 
 """
 

@@ -1,4 +1,4 @@
-"""All methods on MNIST with LeNet: run what is missing, two at a time, and make the table of docs/results.md.
+"""All methods on MNIST with LeNet: run what is missing, two at a time, and make the table of results/notes/results.md.
 
     python tools/mnist_methods.py choose WORK    the learning rates, on a hold-out of the training images
     python tools/mnist_methods.py run WORK       train and evaluate; what has been done is not done again
@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-RESULTS, PAGE = Path("results/mnist-methods"), Path("docs/results.md")
+RESULTS, PAGE = Path("results/mnist-methods"), Path("results/notes/results.md")
 STEPS = {1000: 1000, 10_000: 2000, 60_000: 5000}  # one budget a size, for all methods
 SEEDS = {1000: (0, 1), 10_000: (0, 1), 60_000: (0,)}
 RATES = ("1e-3", "3e-3"), ("3e-3", "6e-3")  # tried: for points, and for methods whose masks want larger ones
@@ -177,7 +177,7 @@ def slug(name: str) -> str:
 
 
 def table() -> None:
-    """One row a method and size, means over seeds; written between the markers of docs/results.md."""
+    """One row a method and size, means over seeds; written between the markers of results/notes/results.md."""
     rows: dict[tuple[int, str], list[dict[str, float]]] = {}
     cost = json.loads((RESULTS / "costs.json").read_text())
     for file in sorted(RESULTS.glob("*/times.json")):

@@ -1,4 +1,4 @@
-"""The tables of docs/guides/own-network.md: architectures of transformers, timm and torchvision, wrapped and tried.
+"""The tables of results/notes/own-network.md: architectures of transformers, timm and torchvision, wrapped and tried.
 
 python tools/own_networks.py
 """

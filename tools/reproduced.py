@@ -1,4 +1,4 @@
-"""Write docs/reproduced.md and its figures from the tables of `calgp reproduce all`.
+"""Write results/reproduced.md and its figures from the tables of `calgp reproduce all`.
 
 usage: calgp reproduce all --scale laptop --pages --results results && python tools/reproduced.py reproduced/laptop
 """
@@ -15,7 +15,7 @@ from calgp.paper import EXPERIMENTS
 from calgp.paper.tables import NAMES, PUBLISHED
 from calgp.paper.verdicts import SAYS, STATES
 
-DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = Path(__file__).parent.parent / "results"
 MOST = 100  # rows of a table that is still read; longer ones are drawn only
 DESCRIBED = ("network", "training images", "steps")
 COUNTS = "for / undecided / one seed / against"
@@ -23,8 +23,8 @@ COUNTS = "for / undecided / one seed / against"
 HEAD = """# The paper's experiments, measured at {scale} scale
 
 Written by `tools/reproduced.py` from what is kept in `results/`: this page is not edited by hand.
-[Experiments](reproduce.md) says what {scale} scale is, how to run it and how claims are judged. [Claims](claims.md) is
-the summary. [Results](results.md) discusses the numbers.
+[Experiments](../docs/reproduce.md) says what {scale} scale is, how to run it and how claims are judged.
+[Claims](../docs/claims.md) is the summary. [Notes](notes/results.md) discuss the numbers.
 
 A cell is the mean over its seeds ± half a 95 % interval over seeds and test images (of one seed: test images alone).
 The paper's number stands in brackets: `[paper 0.005]` where network and training images are the paper's, else
@@ -35,18 +35,18 @@ that part.
 
 
 def main(tables: str) -> None:
-    (DOCS / "figures").mkdir(exist_ok=True)
+    (RESULTS / "figures").mkdir(exist_ok=True)
     found = {name: json.loads((Path(tables) / name / "table.json").read_text()) for name in EXPERIMENTS}
     parts = [HEAD.format(scale=next(iter(found.values()))["scale"]), *_summary(found)]
     for name, table in found.items():
         parts += [f"\n## {name}: {EXPERIMENTS[name].title}\n\n{table['claim']}\n\n"]
         for picture in sorted((Path(tables) / name).glob("*.png"), key=lambda picture: len(picture.name)):
-            shutil.copy(picture, DOCS / "figures" / picture.name)
+            shutil.copy(picture, RESULTS / "figures" / picture.name)
             parts += [f"![{picture.stem}](figures/{picture.name})\n\n"]
         parts += [line for each in table["verdicts"] for line in _verdict(each)]
         parts += [f"{note}\n\n" for note in EXPERIMENTS[name].notes]
         parts += [*_rows(name, table["rows"])]
-    (DOCS / "reproduced.md").write_text("".join(parts))
+    (RESULTS / "reproduced.md").write_text("".join(parts))
 
 
 def _summary(found: dict[str, Any]) -> list[str]:

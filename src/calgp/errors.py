@@ -7,10 +7,16 @@ from typing import Any
 
 
 class CalgpError(Exception):
-    """Something a user handed in cannot be used: the message says what was expected, what came and what to do.
+    """An error that the user can fix: the message says what was wrong, what was expected and what to do.
 
-    Raised at the border only (files, options, data); inside, the types are trusted. The command line prints it as one
-    sentence and exits with status 1.
+    Raised for files, options and data that cannot be used. The command line prints it and exits with status 1.
+
+    >>> import calgp
+    >>> try:
+    ...     calgp.load("no-such-run")
+    ... except calgp.CalgpError as error:
+    ...     print("no-such-run" in str(error))
+    True
     """
 
     on_one_rank = False  # whether it happened on one of several ranks only, so that rank 0 cannot print it

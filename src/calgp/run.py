@@ -27,7 +27,7 @@ EPOCHS, STEPS = 20, (600, 20_000)  # of a run that names no budget: so many epoc
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, on what and for how long; not where: device, precision and threads change no result on purpose.
+    """The description of a training: method, network, images and length, but not the device, precision or threads.
 
     The fields say what they are for, here and in `calgp train --help`.
 

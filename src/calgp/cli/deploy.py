@@ -61,7 +61,7 @@ def export(
     A run with an integrated last layer becomes one deterministic pass. Of any other, the file holds the draws of
     --passes samples, those of `calgp predict`; all images of a batch share them. The file is run
     after writing, by ONNX Runtime with default optimisations or by torch, and kept only if it agrees with calgp to
-    1e-5. What the file needs and tells: docs/guides/deployment.md.
+    1e-5. Inputs and outputs of the file: docs/guides/deployment.md.
 
     Example: calgp export runs/mnist --to onnx --out mnist.onnx
     """

@@ -56,16 +56,14 @@ def evaluate(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a run on test images: its own, or those of another set. Other classes than its own count as outside.
+    """Score a run on test images: its own, or another set. Images of other classes count as out of distribution.
 
-    A calibrated run (see `calgp calibrate`) is scored with its calibrated probabilities; --uncalibrated scores it as it
-    was trained. The results of both stand side by side in the folder, in reports and in comparisons. A run with
-    decisions (see `calgp decide`) also shows how well they keep their promises.
+    A calibrated run (see `calgp calibrate`) is scored with calibrated probabilities, unless you pass --uncalibrated.
+    Reports and comparisons show both. A run with decisions (see `calgp decide`) also shows whether they hold.
 
     --corrupt makes the images worse first: noise, blur, contrast, rotation, occlusion or jpeg, with a severity from 1
-    to 5 (noise:3), or without one (noise) all five, of which --json prints a list. The results are kept beside the
-    others, as of mnist~noise-3; comparisons and reports stay with the images as they are. What is random in the images
-    depends on --corrupt-seed, not on --seed.
+    to 5 (noise:3), or all five (noise). --corrupt-seed sets the random part. Reports and comparisons leave these
+    scores out.
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
@@ -134,11 +132,11 @@ def predict(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what images show, and how certain that is.
+    """Classify images, with probabilities and uncertainty.
 
-    If the run is calibrated, probabilities and entropy are calibrated too. Mutual information and the ± of a
-    probability compare samples: they stay those before calibration. If the run has decisions (see `calgp decide`), the
-    answer says whether it abstains, and which classes are in the prediction set.
+    Probabilities and entropy of a calibrated run are calibrated. Mutual information and the ± of a probability are
+    those before calibration. If the run has decisions (see `calgp decide`), the answer says whether it abstains, and
+    which classes are in the prediction set.
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
@@ -179,11 +177,10 @@ def calibrate(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Calibrate a finished run of any method on the images that it held out (`calgp train --holdout 0.1`).
+    """Calibrate a finished run on the images that it held out (`calgp train --holdout 0.1`).
 
-    The calibrator acts on the averaged probabilities and is kept in calibration.json; `evaluate` and `predict` use it
-    from then on. Entropy is then that of the calibrated probabilities; mutual information and expected entropy compare
-    samples, which calibration does not change: they stay as they were and do not add up to the calibrated entropy.
+    The calibrator is written to calibration.json; `evaluate` and `predict` use it from then on. It changes
+    probabilities and entropy. Mutual information and expected entropy stay those before calibration.
 
     Example: calgp calibrate runs/mnist && calgp evaluate runs/mnist
     """
@@ -230,11 +227,11 @@ def decide(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide when a run answers, and which classes it keeps, on the images that it held out (--holdout 0.1).
+    """Fit when to abstain, and prediction sets, on the images that a run held out (--holdout 0.1).
 
-    --error finds a threshold of uncertainty beyond which the run abstains: what it answers is wrong no more often than
-    this, with --confidence. --coverage makes conformal prediction sets, which hold the true class at least as often as
-    this. Both promises are for images like those held out, and are kept in decisions.json: `evaluate`, `predict` and
+    --error finds a threshold of uncertainty beyond which the run abstains, so that at most this share of its answers is
+    wrong, with --confidence. --coverage makes conformal prediction sets, which hold the true class at least this often.
+    Both guarantees are for images like those held out. They are written to decisions.json; `evaluate`, `predict` and
     `report` use them from then on.
 
     A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.
@@ -263,7 +260,7 @@ def ensemble(
     run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, of the same classes and images.")],
     folder: Annotated[Path, typer.Option("--out", help="The folder of the ensemble.")],
 ) -> None:
-    """Make several finished runs one: the average of their predictions, each as likely as the others.
+    """Average the predictions of several finished runs: a deep ensemble.
 
     The folder lists the runs by their relative paths and copies nothing: evaluate, predict, calibrate, compare and
     report work on it as on any run. To calibrate it, its runs must hold out the same images: train them with
@@ -284,7 +281,7 @@ def verify(
     threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="as the evaluations")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate a run once more and compare with what its folder holds; status 1 if they disagree. Writes nothing.
+    """Repeat the evaluations of a run and compare them with those in its folder; status 1 if they differ.
 
     The same versions, threads and processor must give the same bits; others must agree within a stated tolerance
     (docs/reliability.md). The training images are compared by their checksum. What is not here is not checked.

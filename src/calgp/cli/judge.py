@@ -33,7 +33,7 @@ def judge(
 
     An .npz file has an array probs, log_probs or logits [N, Q] and labels y [N]. A .csv file has a header, a column y
     (or label) and one column a class; columns called logit_… are logits. Two files with the same labels are also
-    compared in pairs, row by row, which tells much smaller differences from chance.
+    compared row by row, which detects much smaller differences.
 
     Example: calgp judge mine.npz theirs.csv --html judged.html
     """

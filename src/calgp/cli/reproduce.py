@@ -47,8 +47,8 @@ def reproduce(
 ) -> None:
     """Rerun the paper's figures and tables: run what is missing, judge its claims, write a page for each.
 
-    Stop it whenever you like: the same command goes on where it was, and nothing is run twice. --engine ray makes the
-    runs on a Ray cluster whose machines share --out and --data (docs/scaling.md).
+    Stop it at any time: the same command continues, and nothing is run twice. --engine ray makes the
+    runs on a Ray cluster whose machines share --out and --data (docs/guides/sweeps.md).
 
     Example: calgp reproduce fig2 --scale laptop --jobs 2 --data images
     """

@@ -22,7 +22,7 @@ DataOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
 DevicesOption = Annotated[
-    int, typer.Option("--devices", help="So many processes of this machine, one a device; see docs/scaling.md.")
+    int, typer.Option("--devices", help="Processes on this machine, one for each device; see docs/scaling.md.")
 ]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads.", show_default="all cores")]
 PassesOption = Annotated[

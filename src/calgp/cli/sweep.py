@@ -37,7 +37,7 @@ def sweep(
     ] = None,
     random: Annotated[
         int | None,
-        typer.Option(help="Draw so many settings instead of all combinations.", show_default="all combinations"),
+        typer.Option(help="Draw this many settings instead of all combinations.", show_default="all combinations"),
     ] = None,
     draw_seed: Annotated[
         int | None, typer.Option(help="Of --random; more draws begin with the same ones.", show_default="0")
@@ -65,12 +65,12 @@ def sweep(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train many settings with several seeds; a table of them, the best on the hold-out first.
+    """Train many settings with several seeds, and rank them by the hold-out.
 
-    All combinations of --grid, or --random draws. Stop it whenever you like: the same command goes on where it was, and
-    nothing is run twice. Test images are not looked at unless --evaluate asks for it, and never sorted by. The tables
-    are table.csv, table.json and report.html in --out. A --config file may have tables [grid] and [sweep]. Without
-    --holdout, a tenth of the training images is kept to choose by.
+    All combinations of --grid, or --random draws. Stop it at any time: the same command continues, and nothing is run
+    twice. The ranking uses held-out training images, a tenth unless --holdout is given; test images are used only with
+    --evaluate, and never for ranking. The tables are table.csv, table.json and report.html in --out. A --config file
+    may have tables [grid] and [sweep].
 
     Example: calgp sweep --method cnn-gp-sorf --epochs 3 --grid method.keep=0.5,0.9 --grid lr=1e-3,3e-3 --seeds 0,1,2
     """

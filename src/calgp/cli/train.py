@@ -34,7 +34,7 @@ def train(
         Path | None, typer.Option(help="Go on with an interrupted run folder.", show_default="none")
     ] = None,
     go_on: Annotated[
-        bool, typer.Option("--continue", help="If --out holds this run: go on with it, or leave it if it is done.")
+        bool, typer.Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
     ] = False,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
@@ -53,11 +53,11 @@ def train(
     ] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
-    """Train a classifier into a run folder. Ctrl-C saves it; --resume goes on exactly where it was.
+    """Train a classifier into a run folder. Ctrl-C saves it; --resume continues it exactly.
 
-    So it does after a crash, from the last checkpoint: the result is the same to the bit (docs/reliability.md).
+    After a crash, --resume continues from the last checkpoint, with the same result to the bit (docs/reliability.md).
 
-    Several processes train one run with --devices 2, or under torchrun, on one machine or many (docs/scaling.md).
+    Several GPUs or machines: --devices 2, or torchrun (docs/scaling.md).
 
     Example: calgp train --source mnist --minutes 10
     """

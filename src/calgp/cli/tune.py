@@ -54,11 +54,10 @@ def tune(
 ) -> None:
     """Find good options for methods on your images, with the same number of pilots and steps for each method.
 
-    Successive halving: many short pilots, the best third again for three times as long, and so on. They are judged by
-    the MNLL of held-out training images; test images are never loaded. Each method declares what is searched: learning
-    rate, keep probabilities, scale of the prior. --epochs is of the commands that train the winners; without it they
-    have as many steps as the last pilot. Without --holdout, a tenth of the images is kept to judge by. Stop it whenever
-    you like: the same command goes on where it was.
+    Successive halving: many short trainings (pilots), the best third again for three times as long, and so on. Pilots
+    are compared by the MNLL of held-out training images, a tenth unless --holdout is given; test images are never
+    loaded. Each method declares its search space: learning rate, keep probabilities, scale of the prior. --epochs is
+    for the commands that train the winners. Stop it at any time: the same command continues.
 
     Example: calgp tune mnist --methods cnn-gp-sorf,cnn-mcd --train-size 10000 --schedule one-cycle --jobs 2
     """

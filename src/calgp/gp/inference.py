@@ -59,9 +59,14 @@ class Model(nn.Module, ABC):
 
 
 class Bound(nn.Module):
-    """The negative lower bound per datum, Eq. (6) by (8), (9), (13), (15), (16), in its two parts.
+    """The training loss of a model: the negative lower bound per image, in two parts to be added.
 
-    It is a module so that data-parallel and compiled training can wrap it.
+    Eq. (6) by (8), (9), (13), (15), (16). It is a module so that data-parallel and compiled training can wrap it.
+
+    >>> import calgp
+    >>> bound = calgp.Bound(calgp.load("shipped").model, n=4500)
+    >>> nll, kl = bound(torch.zeros(4, 1, 28, 28), torch.zeros(4, dtype=torch.long))
+    >>> loss = nll + kl  # loss.backward(), and a step of any optimiser
 
     Args:
         model: what is trained.
@@ -131,7 +136,12 @@ class Passes:
 
 @dataclass(frozen=True)
 class Predictive:
-    """What is known of the labels of N images, after averaging over samples (or draws of f).
+    """Predicted probabilities of N images with their uncertainty, averaged over samples (or draws of f).
+
+    >>> log_probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log()
+    >>> p = Predictive(log_probs, expected_entropy=torch.tensor([0.3, 0.6]), variance=torch.zeros(2, 2), samples=50)
+    >>> p.labels, p.entropy, p.mutual_information
+    (tensor([0, 1]), tensor([0.3251, 0.6730]), tensor([0.0251, 0.0730]))
 
     Calibrated probabilities are found from the averaged ones, so what compares samples (expected entropy, mutual
     information, variance, spread, Monte Carlo error) stays that of the predictive before; see `calibrated`.
@@ -224,7 +234,12 @@ def predict(
     seed: int = 0,
     memory: int | None = None,
 ) -> Predictive:
-    """p(y | x) for images, Eq. (10): the average over all that is random, by one pass of the network or by several.
+    """Predict images: probabilities and their uncertainty, Eq. (10), in one pass of the network or in several.
+
+    >>> import calgp
+    >>> p = calgp.predict(calgp.load("shipped").model, torch.zeros(2, 1, 28, 28))
+    >>> p.probs.shape, p.entropy.shape
+    (torch.Size([2, 10]), torch.Size([2]))
 
     Leaves the model and every generator as they were. The same seed gives the same answer for an image, whatever the
     batches. Pixels that are no finite numbers are refused (CalgpError), and so are images whose numbers overflow on

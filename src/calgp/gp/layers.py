@@ -18,7 +18,11 @@ KERNELS = ("arc-cosine-0", "arc-cosine-1", "arc-cosine-2", "rbf")
 
 
 class RandomFeatureGP(nn.Module):
-    """Latent functions f = ΦW of features c, W_ij ~ N(0, 1) a priori: a Gaussian process, approximately.
+    """A Gaussian process layer by random features: f = ΦW of features c, with W_ij ~ N(0, 1) a priori.
+
+    >>> head = RandomFeatureGP(64, 10)
+    >>> head(torch.zeros(5, 64)).shape
+    torch.Size([5, 10])
 
     A plain module: put it behind any features, train it with any loop; add `kl() / n` to the loss. Every call draws
     new masks, in training and in evaluation; average the probabilities of several calls, not the outputs.

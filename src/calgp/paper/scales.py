@@ -215,12 +215,12 @@ _LAPTOP = {
     MCD: (_method("cnn-mcd"), 6e-3), CAL: (_method("cnn-cal"), 3e-3), GPDNN: (_method("gpdnn"), 3e-3),
     GPDNN_MCD: (_method("gpdnn-mcd"), 6e-3), CGP: (_method("cgp"), 1e-2), SVDKL: (_method("svdkl"), 3e-3),
 }  # fmt: skip
-# SORF's and RF's from pilots on a hold-out of CIFAR-10; the filters' 0.8 of the others follows them (docs/results.md)
+# SORF's and RF's from pilots on a hold-out of CIFAR-10; the filters' 0.8 of the others follows them (results/notes)
 _LAPTOP_CIFAR = {
     RF: {"sigma": 0.3, "keep_filters": 0.8}, SORF: {"sigma": 0.15, "ratio": 4, "keep_filters": 0.8},
     MCD: {"keep_filters": 0.8}, GPDNN_MCD: {"keep_filters": 0.8},
 }  # fmt: skip
-# a ResNet(1) of 16 to 64 filters: RF's from pilots on a hold-out of MNIST, where 0.5 left it unfitted (docs/results.md)
+# a ResNet(1) of 16 to 64 filters: RF's from pilots on a hold-out of MNIST, where 0.5 left it unfitted (results/notes)
 _LAPTOP_DEEP = {method: {"keep_filters": 0.9} for method in (RF, SORF, MCD, GPDNN_MCD)}
 _THREE, _TWO, _ONE = (0, 1, 2), (0, 1), (0,)
 

@@ -411,7 +411,11 @@ class Classifier:
 
 
 def load(path: str | os.PathLike[str], *, fabric: Fabric | None = None) -> Classifier:
-    """A trained run of a folder, ready to predict; "shipped" is the small one that comes with the package."""
+    """Load a trained classifier from its run folder; "shipped" is the small model that comes with the package.
+
+    >>> load("shipped").predict(torch.zeros(1, 1, 28, 28)).probs.shape
+    torch.Size([1, 10])
+    """
     return Classifier.load(open_folder(path), fabric=fabric)
 
 

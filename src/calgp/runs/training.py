@@ -357,6 +357,12 @@ def train(
 ) -> Classifier:
     """Train a classifier on an image set or a folder of images, into a run folder.
 
+    >>> import tempfile, torch, calgp
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = calgp.train("digits", out=f"{folder}/run", train_size=100, epochs=1)
+    ...     run.predict(torch.zeros(1, 1, 28, 28)).probs.shape
+    torch.Size([1, 10])
+
     Args:
         source: a data set by name, such as digits or mnist, or a folder with one folder of images for each class.
         out: the run folder; runs/… unless given.

@@ -29,7 +29,7 @@ def wrap(
     mask: str | Iterable[str] | Callable[[str], bool] = "all",
     **options: Any,
 ) -> "Wrapped":
-    """Anybody's network as a backbone for every method. The network itself is not changed: each model has a copy.
+    """Use your own network as the backbone of any method. The network itself is not changed: each model has a copy.
 
     Args:
         network: a module from images to features or to logits, with the weights to start from; or a function that
