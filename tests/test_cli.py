@@ -87,6 +87,7 @@ def test_every_command_has_help_with_an_example(run_cli):
         "shard",
         "embed",
         "fit",
+        "classify",
         "pack",
         "unpack",
         "demo",

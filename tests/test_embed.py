@@ -54,6 +54,12 @@ class NotWhite(nn.Module):
 def broken():
     return nn.Sequential(NotWhite(), make())
 """
+SEEDED = """
+def seeded():
+    network = make()
+    nn.init.ones_(network[0].bias)
+    return network
+"""
 SMALL = EmbedOptions(batch_size=8, rows_per_shard=20, workers=0)
 CLASSES = (0, 1, 7)
 
@@ -319,7 +325,44 @@ def test_test_embeddings_are_used_as_they_are(photos):
                     "--workers", "0")[0] == 0  # fmt: skip
     status, output = call("fit", "train", "--out", "model.safetensors", "--test", "test")
     assert status == 0 and "Fitted a Gaussian process on 48 embeddings" in output and "On 12 test rows" in output
-    assert 'calgp.GPClassifier.load("model.safetensors")' in output
+    assert output.endswith("Next: calgp classify model.safetensors photo.jpg --network network.py:make\n")
+    np.savez("plain.npz", X=load_embeddings("train").X, y=load_embeddings("train").y)
+    assert 'calgp.GPClassifier.load("plain.safetensors")' in call("fit", "plain.npz", "--out", "plain.safetensors")[1]
+
+
+def test_new_images_are_classified_as_their_embeddings_are(photos):
+    run("all")
+    assert call("fit", "all", "--out", "model.safetensors")[0] == 0
+    classify = ("classify", "model.safetensors", "photos", "--network", "network.py:make")
+    status, output = call(*classify, "--json", "--csv", "rows.csv")
+    rows, classifier, x = json.loads(output), GPClassifier.load("model.safetensors"), load_embeddings("all").X
+    assert status == 0 and [row["file"] for row in rows] == sorted(row["file"] for row in rows) and len(rows) == 60
+    found = np.array([list(row["probabilities"].values()) for row in rows])
+    # batches of 50 and of 8: the network's sums of float32 in another order
+    np.testing.assert_allclose(found, classifier.predict_proba(x), atol=1e-4)
+    np.testing.assert_allclose([row["outlier_score"] for row in rows], classifier.outlier_score(x), rtol=1e-2)
+    assert len(Path("rows.csv").read_text().splitlines()) == 61
+    status, output = call(*classify)
+    assert status == 0 and "outlier" in output and max(map(len, output.splitlines())) <= 80
+    assert output.count("│ 7") >= 10  # one line an image
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("network.py:wider", "network.py:wider gives 180 features, model.safetensors was fitted on 144; name the"),
+        ("network.py:other_size", "network.py:other_size has other preprocessing here than when the embeddings of"),
+        ("network.py:seeded", "network.py:seeded has other weights here than when the embeddings of"),
+    ],
+)
+def test_another_network_than_that_of_the_embeddings_is_refused(photos, network, message):
+    Path("network.py").write_text(NETWORK + SEEDED)
+    run("all")
+    assert call("fit", "all", "--out", "model.safetensors")[0] == 0
+    status, output = call("classify", "model.safetensors", "photos/0/00.png", "--network", network)
+    assert status == 1 and message in output, output
+    status, output = call("classify", "model.safetensors", "nothing.png", "--network", network)
+    assert status == 1 and "nothing.png" in output
 
 
 def test_scores_of_fit_are_those_of_judge(photos):

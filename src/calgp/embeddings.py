@@ -27,6 +27,9 @@ from calgp.posthoc.outliers import Combined, Density, Neighbours, OutlierScore, 
 if TYPE_CHECKING:
     from calgp.runs.embedding_cache import Embeddings
 
+if TYPE_CHECKING:
+    from calgp.runs.embedding_cache import MadeBy
+
 FORMAT = "calgp-gp-classifier-1"
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
 MIDDLE = 6000  # training rows on which σ² is chosen, if there are more
@@ -175,8 +178,11 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
 
     # --- files -------------------------------------------------------------------------------------------------------
 
-    def save(self, path: Path | str) -> Path:
-        """Write one safetensors file: tensors, and JSON in its header. Nothing in it is executed when it is read."""
+    def save(self, path: Path | str, *, made_by: "MadeBy | None" = None) -> Path:
+        """Write one safetensors file: tensors, and JSON in its header. Nothing in it is executed when it is read.
+
+        `made_by`: the network of the embeddings, for `calgp classify`.
+        """
         from calgp.runs.writing import wrap_os_errors, write_whole  # all of calgp.runs, which nothing else here needs
 
         check_is_fitted(self)
@@ -195,6 +201,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             "parameters": {"inducing": int(self.inducing)},
             "classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str,
             "scores": {name: score.settings() for name, score in self.scores_.items()},
+            "made_by": None if made_by is None else asdict(made_by),
         }  # fmt: skip
         for name, score in self.scores_.items():
             tensors |= {f"{name}.{key}": value for key, value in score.tensors().items()}

@@ -10,7 +10,7 @@ from calgp._version import __version__
 from calgp.cli.catalog import backbones, methods, shard, sources
 from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
-from calgp.cli.embeddings import embed, fit
+from calgp.cli.embeddings import classify, embed, fit
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
 from calgp.cli.judge import judge
 from calgp.cli.pack import pack, unpack
@@ -33,8 +33,8 @@ app = typer.Typer(
 )
 COMMANDS = (  # in the order of `calgp --help`
     train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    embed, fit, judge, report, export, pack, unpack, track, serve, reproduce, sweep, tune, methods, backbones, sources,
-    shard, demo,
+    embed, fit, classify, judge, report, export, pack, unpack, track, serve, reproduce, sweep, tune, methods, backbones,
+    sources, shard, demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

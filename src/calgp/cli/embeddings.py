@@ -1,11 +1,22 @@
-"""Commands for pretrained networks: embed (images to vectors), fit (vectors to a classifier)."""
+"""Commands for pretrained networks: embed (images to vectors), fit (vectors to a classifier), classify (new images)."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from calgp.cli.shared import DataOption, DeviceOption, ThreadsOption, check_sampling, open_fabric, out
+from calgp.cli.shared import (
+    DataOption,
+    DeviceOption,
+    EscapeOption,
+    JsonOption,
+    ThreadsOption,
+    check_sampling,
+    open_fabric,
+    out,
+)
+from calgp.errors import path_error
 
 if TYPE_CHECKING:
     from calgp.cli.fit_embeddings import FitResult
@@ -96,7 +107,7 @@ def fit(
         check_predictions_name(predictions)
     open_fabric("cpu", "32-true", threads)
     result = fit_and_test(embeddings, test, seed=seed)
-    result.classifier.save(model)
+    result.classifier.save(model, made_by=result.made_by)
     if predictions is not None:
         write_predictions(result, predictions)
     for sentence in _summary(result, model, predictions):
@@ -118,4 +129,47 @@ def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list
     )
     if predictions is not None:
         return [done, good, f"Next: calgp judge {predictions} --html judged.html"]
+    if result.made_by is not None:
+        return [done, good, f"Next: calgp classify {model} photo.jpg --network {result.made_by.network}"]
     return [done, good, f'Next, in Python: calgp.GPClassifier.load("{model}").predict_proba(X)']
+
+
+def classify(
+    model: Annotated[Path, typer.Argument(help="What `calgp fit` has written.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    network: Annotated[str, typer.Option(help="The network of the embeddings, as `calgp embed` had it.")],
+    weights: Annotated[
+        str | None, typer.Option(help="Its file of weights.", show_default="as of `calgp embed`")
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
+    ] = None,
+    escape_csv: EscapeOption = True,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify images by a pretrained network and the classifier that `calgp fit` made of its features.
+
+    A network with other weights or other preprocessing than those of the embeddings is refused. The outlier score is
+    higher for images that are less like the training images.
+
+    Example: calgp classify model.safetensors photo.jpg --network timm:resnet18
+    """
+    from calgp.cli import tables
+    from calgp.cli.classify_images import classified
+
+    for path in images:
+        if not path.exists():
+            raise path_error("image", path)
+    fabric = open_fabric(device, "32-true", threads)
+    rows = tables.prediction_rows(classified(model, images, network, weights, features, device=fabric.device))
+    if csv is not None:
+        tables.write_csv(csv, rows, escape=escape_csv)
+    if as_json:
+        return print(json.dumps(rows))
+    out.print(tables.prediction_table(rows))

@@ -13,6 +13,7 @@ from calgp.data.images import stratified
 from calgp.embeddings import GPClassifier, load_embeddings
 from calgp.errors import CalgpError
 from calgp.metrics import Scores
+from calgp.runs.embedding_cache import MadeBy, read_manifest
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 LEFT_OUT = 0.2
@@ -29,6 +30,7 @@ class FitResult:
     scores: Scores
     seconds: float
     tested_apart: bool  # with embeddings of their own, not with some of the training rows
+    made_by: MadeBy | None  # of a folder of `calgp embed`
 
 
 def fit_and_test(path: Path, test: Path | None, *, seed: int) -> FitResult:
@@ -57,7 +59,8 @@ def fit_and_test(path: Path, test: Path | None, *, seed: int) -> FitResult:
     probs, y = tested.predict_proba(test_x), np.searchsorted(tested.classes_, test_labels)
     log_probs = torch.from_numpy(probs).double().clamp_min(1e-300).log()
     scores = metrics.scores(metrics.outcomes(log_probs, torch.from_numpy(y)))
-    return FitResult(classifier, len(x), probs, y, scores, time.perf_counter() - begun, test is not None)
+    made_by = read_manifest(path).made_by if path.is_dir() else None
+    return FitResult(classifier, len(x), probs, y, scores, time.perf_counter() - begun, test is not None, made_by)
 
 
 def check_predictions_name(path: Path) -> None:

@@ -224,6 +224,8 @@ def prediction_rows(found: Prediction) -> list[dict[str, Any]]:
          "probabilities": dict(zip(found.classes, probs, strict=True))}
         for name, label, index, probs, entropy, information, error in columns
     ]  # fmt: skip
+    if found.outlier_score is not None:
+        rows = [row | {"outlier_score": value} for row, value in zip(rows, found.outlier_score.tolist(), strict=True)]
     if found.abstains is not None:
         rows = [row | {"abstains": value} for row, value in zip(rows, found.abstains.tolist(), strict=True)]
     if found.class_sets is not None:
@@ -235,9 +237,11 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
     """One line an image; what a model without anything random cannot have is left out."""
     more = [name for name in ("abstains", "set") if rows and name in rows[0]]
     drawn = any(row["monte_carlo_error"] >= 5e-4 for row in rows)
-    random = any(row["mutual_information"] > 1e-7 for row in rows)
     fixed = [Column(name, justify="right", no_wrap=True) for name in ("probability", "entropy")]
+    scored = bool(rows) and "outlier_score" in rows[0]
+    random = any(row["mutual_information"] > 1e-7 for row in rows) and not scored  # a line has 80 columns
     fixed += [Column("mutual\ninformation", justify="right", no_wrap=True)] * random
+    fixed += [Column("outlier\nscore", justify="right", no_wrap=True)] * scored
     texts = {name: Column(name, overflow="fold") for name in ("file", "label", "next best", *more)}
     if "abstains" in texts:
         texts["abstains"].no_wrap = True
@@ -246,7 +250,8 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
         ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
         error = f"{row['probability']:.3f}" + (f" ± {row['monte_carlo_error']:.3f}" if drawn else "")
-        numbers = (error, f"{row['entropy']:.3f}", *[f"{row['mutual_information']:.3f}"] * random)
+        numbers = [error, f"{row['entropy']:.3f}"] + [f"{row['mutual_information']:.3f}"] * random
+        numbers += [f"{row['outlier_score']:.1f}"] if scored else []
         said = {
             "abstains": "yes" if row.get("abstains") else "no",
             "set": "; ".join(row.get("set", [])) or "none",

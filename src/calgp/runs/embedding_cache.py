@@ -38,6 +38,15 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class MadeBy:
+    """The network that embeddings were made by: equal descriptions mean equal features of an image."""
+
+    network: Text
+    weights: Text
+    preprocessing: Preprocessing
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a folder of embeddings holds, and of what: equal descriptions mean equal embeddings.
 
@@ -57,6 +66,10 @@ class Manifest:
     rows_per_shard: Count
     batch_size: Count
     shards: tuple[Shard, ...] = ()
+
+    @property
+    def made_by(self) -> MadeBy:
+        return MadeBy(self.network, self.weights, self.preprocessing)
 
     @property
     def shard_count(self) -> int:
