@@ -89,6 +89,9 @@ oldest:  ## the lower bounds of pyproject.toml in a virtual environment of their
 	@.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check -c .venv-oldest/oldest.txt -e ".[svdkl,serve]" pytest hypothesis beartype
 	@.venv-oldest/bin/python -m pytest -q -m "not slow and not data" tests/gp tests/methods tests/test_method_contract.py tests/runs tests/test_cli.py
 
+release-check: $(STAMP)  ## build the wheel, install it into an empty environment, use the shipped model from elsewhere
+	@$(BIN)/python tools/release_check.py
+
 hashes: $(STAMP)  ## write requirements.lock: the pinned set with the hashes of its files (needs a network)
 	@$(PIP) uv
 	@PATH=$(BIN):$$PATH $(BIN)/python tools/hashes.py --python $(BIN)/python
