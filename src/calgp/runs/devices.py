@@ -1,5 +1,6 @@
 """Where a run runs, by the names that users give."""
 
+import atexit
 import os
 from datetime import timedelta
 from typing import Any
@@ -46,6 +47,7 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
         fabric.launch()
         if distributed.is_initialized():
             distributed_c10d._set_pg_timeout(WORKING, distributed.group.WORLD)  # type: ignore[arg-type]
+            atexit.register(_leave)
     except distributed.DistError as error:
         raise Absent(
             f"Rank {os.environ.get('RANK', 0)} has not met the others within {STARTING.total_seconds():.0f} seconds "
@@ -55,6 +57,12 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
     except Exception as error:  # no such accelerator, no such precision
         raise CalgpError(_refusal(device, precision, error)) from None
     return fabric
+
+
+def _leave() -> None:
+    """Part from the other ranks while Python still runs: threads of gloo that outlive it may abort the process."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _refusal(device: str, precision: str, error: Exception) -> str:
