@@ -234,7 +234,8 @@ def decide(
     Both guarantees are for images like those held out. They are written to decisions.json; `evaluate`, `predict` and
     `report` use them from then on.
 
-    A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.
+    Held-out images that the run was calibrated on are left out. If those are all, the run is calibrated again on half
+    of them, and the other half decides.
 
     Example: calgp decide runs/mnist --error 0.005 --coverage 0.99 && calgp evaluate runs/mnist
     """

@@ -357,13 +357,18 @@ class Classifier:
 
         `error` (with `confidence`, `score`) fits a threshold, `coverage` (with `sets`, `by_class`, `empty`) prediction
         sets: see `Wanted`. Images that the calibrator was fitted on are left out, since the promises would not hold
-        with them: `calibrate(share=0.5)` leaves half.
+        with them. If those are all, it is fitted again on half of them first.
         """
         wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty)
         how = self.passes(passes, engine, seed)
         images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
         check_held_out(images, self.card)
-        images = not_calibrated_on(images, self.calibration, str(self.folder.path))
+        left, refitted = not_calibrated_on(images, self.calibration), None
+        if left is None and (fitted := self.calibration) is not None:
+            how_fitted = {"passes": fitted.samples, "engine": fitted.engine, "seed": fitted.seed}
+            refitted = self.calibrate(fitted.calibrator, held_out=images, share=0.5, **how_fitted)
+            left = not_calibrated_on(images, refitted)
+        images = images if left is None else left
         predictive = Predictive.cat(self.predict_batches(batches(images, self.model), how, seed=seed))
         selection = fit_selection(wanted, predictive, images)
         found = FittedDecisions(
@@ -374,7 +379,7 @@ class Classifier:
             samples=how.count,
             engine=how.engine,
             seed=seed,
-            warning=warning(selection, images),
+            warning=warning(selection, images, refitted),
         )
         with self.folder.owned():
             self.folder.write_decisions(found)
