@@ -107,8 +107,10 @@ class Run:
         "count the same.",
         within=Interval(0), default_text="1 each", example="balanced", group=TRAINING, since_version="0.1.0",
     )  # fmt: skip
-    augment: tuple[Literal["auto", "none", "flip", "crop"], ...] = option(
-        ("auto",), "Change the training images in each step: flip left and right, crop moves them; none.",
+    augment: tuple[Literal["auto", "none", "flip", "crop", "cutout", "mixup"], ...] = option(
+        ("auto",),
+        "Change the training images in each step: flip left and right, crop moves them, cutout makes a square black, "
+        "mixup mixes pairs of images and labels; none.",
         default_text="auto: crop colour images of 32 pixels and more, flip them where a mirror does no harm",
         example="flip,crop", group=IMAGES, since_version="0.1.0", before=(),
     )  # fmt: skip

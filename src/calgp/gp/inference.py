@@ -58,6 +58,14 @@ class Model(nn.Module, ABC):
         return name_sites(self)
 
 
+@dataclass(frozen=True)
+class MixedLabels:
+    """The other labels of images that are mixtures of two, and the share λ of the first labels."""
+
+    y: Int[Tensor, "N"]
+    share: Float[Tensor, "N"]
+
+
 class Bound(nn.Module):
     """The training loss of a model: the negative lower bound per image, in two parts to be added.
 
@@ -83,13 +91,23 @@ class Bound(nn.Module):
         self.register_buffer("weights", weights, persistent=False)
         model.sites()
 
-    def forward(self, x: Tensor, y: Tensor, noise: Noise | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), KL / n), to be added and minimised."""
+    def forward(
+        self, x: Tensor, y: Tensor, noise: Noise | None = None, mixed: MixedLabels | None = None
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), KL / n), to be added and minimised.
+
+        Of `mixed` images the likelihood term is λ that of y + (1 − λ) that of the other labels.
+        """
         latent = self.model(x, noise)
-        expected = self.model.likelihood.expected_log_prob(latent, y, noise)
-        if self.weights is not None:
-            expected = self.weights[y] * expected
-        return -expected.mean(), self.model.kl() / self.n
+
+        def expected(y: Tensor) -> Float[Tensor, "N"]:
+            found = self.model.likelihood.expected_log_prob(latent, y, noise)
+            return found if self.weights is None else self.weights[y] * found
+
+        terms = expected(y)
+        if mixed is not None:
+            terms = mixed.share * terms + (1 - mixed.share) * expected(mixed.y)
+        return -terms.mean(), self.model.kl() / self.n
 
 
 Engine = Literal["moments", "samples"]
