@@ -333,7 +333,10 @@ def test_train_has_flags_for_images_of_ones_own(run_cli):
     assert run.class_weights == (1, 2, 1, 1, 1, 1, 1, 1, 1, 0.5) and run.augment == ("crop", "flip") and run.crop == 2
     assert run.normalise == "standard" and run.patience == 3
     assert run_cli("train", "--class-weights", "even")[0] == 1
-    assert "augment='rotate': must be auto, none, flip or crop" in run_cli("train", "--augment", "rotate")[1]
+    assert (
+        "augment='rotate': must be auto, none, flip, crop, cutout or mixup"
+        in run_cli("train", "--augment", "rotate")[1]
+    )
 
 
 def test_a_training_ends_with_what_was_done_how_good_it_is_and_what_is_next(run_cli):

@@ -12,6 +12,7 @@ from calgp.cli.shared import (
     DeviceOption,
     DevicesOption,
     ThreadsOption,
+    err,
     is_rank_zero,
     open_fabric,
     out,
@@ -93,6 +94,8 @@ def train(
         return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
     if is_rank_zero() and images.train.split_note:
         out.print(images.train.split_note, soft_wrap=True)
+    for sentence in runs.cautions(images.train, run) if is_rank_zero() else ():
+        err.print(f"Note: {sentence}", soft_wrap=True, highlight=False)
     with contextlib.ExitStack() as stack:
         watches = []
         if is_rank_zero():

@@ -17,7 +17,7 @@ from calgp.runs.process import flush_denormals, keep_freed_memory, tune_process
 from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training import new_folder, train, train_run
-from calgp.runs.training_data import TrainingData
+from calgp.runs.training_data import TrainingData, cautions
 from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation, upgrade
 from calgp.runs.verification import Check
 
@@ -38,6 +38,7 @@ __all__ = [
     "TrainingData",
     "UpgradedClassifier",
     "UpgradedEvaluation",
+    "cautions",
     "compare",
     "ensemble",
     "fit",
