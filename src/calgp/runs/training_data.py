@@ -107,8 +107,8 @@ def cautions(train: Images, run: Run) -> list[str]:
         if len(few) > 1:
             classes, its, it = f"{len(few):,} classes have", "their", "them"
         found.append(
-            f"{classes} fewer than {FEW_OF_A_CLASS} training images ({train.classes[least]}: {counts[least]:,}): do not "
-            f"rely on {its} probabilities; add images of {it}."
+            f"{classes} fewer than {FEW_OF_A_CLASS} training images ({train.classes[least]}: {counts[least]:,}): do "
+            f"not rely on {its} probabilities; add images of {it}."
         )
     present = counts[counts > 0]
     if run.class_weights is None and present.max() >= UNEQUAL * present.min():
