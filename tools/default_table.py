@@ -141,7 +141,7 @@ def write_table() -> None:
         "# The default against its competitors, each without a single option",
         "",
         "`python tools/default_table.py run WORK`, then `table`. Every method has the same network, steps and",
-        "augmentation, chosen by the images. Mean over seeds; ± is half of the range over seeds where there are several.",
+        "augmentation, chosen by the images. Mean over seeds; ± is half of the range over seeds, if there are several.",
         "Scores of the whole test set. The ensemble has three plain networks, so three times the training.",
         "",
         "| images | method | seeds | ERR | MNLL | ECE | minutes of a core |",
