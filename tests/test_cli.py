@@ -349,7 +349,7 @@ def test_a_training_ends_with_what_was_done_how_good_it_is_and_what_is_next(run_
     )
     assert done.endswith("into run.") and after == "Next: calgp evaluate run"
     run, records = RunFolder("run").card().run, RunFolder("run").log()
-    assert (run.holdout, run.augment, run.calibration) == (0.1, (), True)
+    assert (run.holdout, run.augment, run.calibration) == (0.1, ("crop",), True)
     wrong = round(60 * next(each for each in records[::-1] if each.kind == "holdout").err)
     assert good.startswith(f"On 60 held-out images {wrong} are wrong ({wrong / 60:.1%}), MNLL ")
     assert ("with a temperature of" in good) == (RunFolder("run").calibration() is not None)

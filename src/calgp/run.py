@@ -111,7 +111,7 @@ class Run:
         ("auto",),
         "Change the training images in each step: flip left and right, crop moves them, cutout makes a square black, "
         "mixup mixes pairs of images and labels; none.",
-        default_text="auto: crop colour images of 32 pixels and more, flip them where a mirror does no harm",
+        default_text="auto: crop; flip colour images where a mirror does no harm",
         example="flip,crop", group=IMAGES, since_version="0.1.0", before=(),
     )  # fmt: skip
     crop: int | None = option(

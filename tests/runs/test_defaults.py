@@ -40,14 +40,15 @@ def test_a_tenth_is_held_out_of_500_images_and_more(n, held_out):
 def test_everything_that_is_open_is_decided_by_the_images():
     run, data = from_json({}), TrainingData.cut(DIGITS, from_json({}))
     found = resolved(run, data)
-    assert (found.backbone, found.holdout, found.augment, found.crop) == (LeNet(), 0.1, (), 3)
+    assert (found.backbone, found.holdout, found.augment, found.crop) == (LeNet(), 0.1, ("crop",), 3)
     assert (found.steps, found.epochs, found.calibration) == (900, None, True)
     assert resolved(found, data) == found
     colours = TrainingData.cut(coloured(40), run)
     found = resolved(run, colours)
     assert (found.backbone, found.holdout, found.augment, found.crop) == (Compact(), 0.0, ("crop",), 4)
     assert (found.steps, found.calibration) == (600, False)
-    assert resolved(run, TrainingData.cut(coloured(8, side=24), run)).augment == ()
+    assert resolved(run, TrainingData.cut(coloured(8, side=16), run)).augment == ("crop",)
+    assert resolved(run, TrainingData.cut(coloured(8, side=15), run)).augment == ()
 
 
 def test_what_is_given_stays():

@@ -19,7 +19,8 @@ from calgp.runs.loop import fit, make_optimiser
 from calgp.runs.ranks import on_first
 from calgp.runs.training_data import TrainingData, class_weights
 
-CROPPED = 32  # pixels: smaller images, and grey ones, are not moved by default
+CROPPED = 16  # pixels: smaller images are not moved by default
+FLIPPED = 32  # pixels: of smaller images, and of grey ones, a mirror is not asked
 WARM_UP, TIMED = 2, 10  # steps that are made to learn how long one takes
 RESERVE = 0.95  # of the minutes are for steps; the rest for scores of the hold-out
 
@@ -46,11 +47,12 @@ def resolved(run: Run, data: TrainingData) -> Run:
 
 
 def augmentation(train: Images) -> tuple[str, ...]:
-    """Colour images of 32 pixels and more are moved, and flipped where a mirror does no harm."""
+    """Images of 16 pixels and more are moved; colour images of 32 and more are flipped where a mirror does no harm."""
     task = task_of(train)
-    if task.channels == 1 or min(task.height, task.width) < CROPPED:
+    if min(task.height, task.width) < CROPPED:
         return ()
-    return ("crop", "flip") if mirror_is_harmless(train) else ("crop",)
+    may_flip = task.channels > 1 and min(task.height, task.width) >= FLIPPED
+    return ("crop", "flip") if may_flip and mirror_is_harmless(train) else ("crop",)
 
 
 def with_steps(run: Run, folder: RunFolder, data: TrainingData, fabric: Fabric, *, accumulate: int) -> Run:
