@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,8 @@ def test_the_filters_cost_their_kl_and_the_whitening_costs_nothing():
 )  # fmt: skip
 def test_auto_chooses_by_size_and_channels(task, expected):
     assert Auto().choose(task) == expected
+    mirrored = replace(expected, mirror=True) if isinstance(expected, Compact) else expected
+    assert Auto().choose(task, mirror=True) == mirrored
     assert all(each.choose(task) is each for name, each in BACKBONES.items() if name != "auto")
 
 

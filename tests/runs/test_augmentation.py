@@ -18,7 +18,7 @@ def change(x=X, kinds=("flip", "crop", "cutout"), rows=ROWS, **options):
 def windows(image: np.ndarray, pad: int) -> list[np.ndarray]:
     """All that a crop can make of an image, the naive way."""
     height, width = image.shape[1:]
-    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
+    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)), mode="edge")
     return [padded[:, i : i + height, j : j + width] for i in range(2 * pad + 1) for j in range(2 * pad + 1)]
 
 

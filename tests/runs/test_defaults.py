@@ -47,6 +47,7 @@ def test_everything_that_is_open_is_decided_by_the_images():
     found = resolved(run, colours)
     assert (found.backbone, found.holdout, found.augment, found.crop) == (Compact(), 0.0, ("crop",), 4)
     assert (found.steps, found.calibration) == (600, False)
+    assert resolved(from_json({"augment": ["flip"]}), colours).backbone == Compact(mirror=True)
     assert resolved(run, TrainingData.cut(coloured(8, side=16), run)).augment == ("crop",)
     assert resolved(run, TrainingData.cut(coloured(8, side=15), run)).augment == ()
 

@@ -120,12 +120,11 @@ def _cut_out(x: Tensor, words: Int[Tensor, "N 2"]) -> Tensor:
     return x.masked_fill(inside, 0)
 
 
-def _moved(x: Tensor, pad: int, offsets: Int[Tensor, "N 2"]) -> Tensor:
-    """`pad` black pixels on all sides, then a window of the first size at each image's own offsets (down, right)."""
+def _moved(x: Tensor, most: int, offsets: Int[Tensor, "N 2"]) -> Tensor:
+    """Moved by offset − `most` pixels (down, right), each image by its own; pixels of the border fill what is left."""
     n, channels, height, width = x.shape
-    padded = F.pad(x, (pad, pad, pad, pad))
-    down = offsets[:, :1] + torch.arange(height, device=x.device)  # [N, H]
-    right = offsets[:, 1:] + torch.arange(width, device=x.device)  # [N, W]
+    down = (offsets[:, :1] - most + torch.arange(height, device=x.device)).clamp(0, height - 1)  # [N, H]
+    right = (offsets[:, 1:] - most + torch.arange(width, device=x.device)).clamp(0, width - 1)  # [N, W]
     image = torch.arange(n, device=x.device)[:, None, None, None]
     channel = torch.arange(channels, device=x.device)[None, :, None, None]
-    return padded[image, channel, down[:, None, :, None], right[:, None, None, :]]
+    return x[image, channel, down[:, None, :, None], right[:, None, None, :]]

@@ -34,12 +34,13 @@ def resolved(run: Run, data: TrainingData) -> Run:
     """The run with every option decided, but for the steps of a run in minutes. A resolved run stays as it is."""
     task, held_out = task_of(data.train), data.held_out is not None
     open_budget = run.steps is None and run.epochs is None and run.minutes is None
+    augment = augmentation(data.train) if run.augment == ("auto",) else run.augment
     calibrates = run.method.is_calibrated and held_out and not run.method.calibrator
     return replace(
         run,
-        backbone=run.backbone.choose(task),
+        backbone=run.backbone.choose(task, mirror="flip" in augment),
         holdout=(0.1 if held_out else 0.0) if run.holdout is None else run.holdout,
-        augment=augmentation(data.train) if run.augment == ("auto",) else run.augment,
+        augment=augment,
         crop=max(task.height, task.width) // 8 or 1 if run.crop is None else run.crop,
         steps=run.total_steps(len(data.train)) if open_budget else run.steps,
         calibration=calibrates if run.calibration is None else run.calibration,
