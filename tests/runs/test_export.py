@@ -23,7 +23,7 @@ from calgp import cli, wrap
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Latent, Mixture, Noise, Predictive, predict
-from calgp.gp.inference import _Moments
+from calgp.gp.predictive import SampleMoments
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
 from calgp.posthoc import calibration
@@ -64,7 +64,7 @@ def unchecked():
     """Without the run-time checks of shapes in calgp.gp, which torch cannot trace: as users run it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "jaxtyping_disable", True)
-        for kind in (Latent, Predictive, _Moments):  # wrapped methods of classes that are made in a trace stop it
+        for kind in (Latent, Predictive, SampleMoments):  # wrapped methods of classes that are made in a trace stop it
             for name, method in list(vars(kind).items()):
                 if inspect.isfunction(method):
                     patch.setattr(kind, name, inspect.unwrap(method))

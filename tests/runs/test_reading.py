@@ -17,7 +17,7 @@ from calgp.nets import BACKBONES, Task
 from calgp.posthoc import calibration
 from calgp.report import write_report
 from calgp.runs import Classifier, Run, RunFolder, compare, ensemble, from_json
-from calgp.runs.folder import build
+from calgp.runs.build import build
 from calgp.runs.reading import LARGEST_JSON, Stored, model_without_memory, read_header, read_json, read_tensors
 from calgp.runs.results import Checkpoint
 from folders import evaluate, tensors

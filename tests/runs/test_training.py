@@ -13,9 +13,9 @@ from lightning_fabric import Fabric
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, NumericalError
+from calgp.nets import Task
 from calgp.runs import Interrupted, RunFolder, TrainingData, fit, from_json, train_run
-from calgp.runs import training as training_module
-from calgp.runs.folder import build
+from calgp.runs.build import build
 from calgp.runs.loop import make_optimiser, order
 from folders import metadata, tensors
 
@@ -282,7 +282,7 @@ def test_the_holdout_is_scored_disjoint_and_written_down(trained):
 def test_fit_works_without_a_folder(fabric):
     run = small(steps=3)
     images = load("digits", "train").balanced(200, 0)
-    model = build(run, training_module.Task(1, 28, 28, 10))
+    model = build(run, Task(1, 28, 28, 10))
     bound, optimiser = fabric.setup(Bound(model, len(images)), make_optimiser(run, model))
     assert [step.step for step in fit(bound, optimiser, images, run, fabric=fabric)] == [1, 2, 3]
 

@@ -12,7 +12,6 @@ from calgp.gp.inference import (
     Engine,
     Model,
     Passes,
-    Predictive,
     draw,
     evaluating,
     mixes_rows,
@@ -30,6 +29,7 @@ from calgp.gp.mixture import Mixture
 from calgp.gp.noise import Noise
 from calgp.gp.patches import CHANNELS, InducingPatches
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
+from calgp.gp.predictive import Predictive
 from calgp.gp.sampling import Sampling, label_is_decided
 from calgp.gp.sites import Site, name_sites
 from calgp.gp.sparse import Covariances, Inducing, InducingPoints, SparseGP

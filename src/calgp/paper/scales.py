@@ -259,8 +259,24 @@ def _laptop() -> Scale:
     )  # fmt: skip
 
 
+# every method begins its tuning with the same learning rate, and with its own defaults
+_DESK = {
+    SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
+    SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), MCD: (METHODS["cnn-mcd"], 2e-3),
+    CAL: (METHODS["cnn-cal"], 2e-3), RF: (_method("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
+    GPDNN: (METHODS["gpdnn"], 2e-3),
+    GPDNN_MCD: (METHODS["gpdnn-mcd"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3), CGP: (METHODS["cgp"], 8e-3),
+    RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
+}  # fmt: skip
+_DESK_TUNING = {
+    **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(8, 1800, samples=6, images=(3000, 6000, 12_000))),
+    CIFAR10_DEEP: Budget(8, 1080, samples=6, images=(2000, 4000, 8000)),
+    CIFAR100_DEEP: Budget(8, 1080, samples=6, images=(4000, 8000, 16_000)),
+    MNIST_DEEP: Budget(8, 1080, samples=6, images=(1000, 3000, 10_000)),
+}
+
+
 def _desk() -> Scale:
-    """Every method begins its tuning with the same learning rate, and with its own defaults."""
     without_patches = (SORF_INTEGRATED, SORF, MCD, CAL, RF, GPDNN, GPDNN_MCD, SVDKL, RF_INTEGRATED)
     all_images: dict[int | None, int | None] = {None: 15_000}
     once: dict[int | None, tuple[int, ...]] = {None: _ONE}
@@ -288,21 +304,7 @@ def _desk() -> Scale:
                 {10_000: (SORF_INTEGRATED, SORF, RF, MCD, CAL, GPDNN)}, "notmnist",
             ),
         },
-        {
-            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
-            SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), MCD: (METHODS["cnn-mcd"], 2e-3),
-            CAL: (METHODS["cnn-cal"], 2e-3), RF: (_method("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
-            GPDNN: (METHODS["gpdnn"], 2e-3),
-            GPDNN_MCD: (METHODS["gpdnn-mcd"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3), CGP: (METHODS["cgp"], 8e-3),
-            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
-        },
-        batch_size=100, schedule="one-cycle", precision="bf16-mixed",
-        tuning={
-            **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(8, 1800, samples=6, images=(3000, 6000, 12_000))),
-            CIFAR10_DEEP: Budget(8, 1080, samples=6, images=(2000, 4000, 8000)),
-            CIFAR100_DEEP: Budget(8, 1080, samples=6, images=(4000, 8000, 16_000)),
-            MNIST_DEEP: Budget(8, 1080, samples=6, images=(1000, 3000, 10_000)),
-        },
+        _DESK, batch_size=100, schedule="one-cycle", precision="bf16-mixed", tuning=_DESK_TUNING,
         leaves_out=("ablation", "shift"),
         warning="Desk scale: the paper's networks (but ResNet(5) on CIFAR-100, too) on all images, 15,000 steps of 100 "
         "images, options by equal tuning on a hold-out.",

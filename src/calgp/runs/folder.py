@@ -8,18 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.gp import Mixture, Model
-from calgp.nets import Task
-from calgp.run import Run
 from calgp.runs import older
+from calgp.runs.build import build, load_state
 from calgp.runs.card import FORMAT, Card
-from calgp.runs.description import network
 from calgp.runs.reading import (
     LARGEST_JSON,
     check_checkpoint,
@@ -355,22 +352,6 @@ def shipped_run() -> RunFolder:
 def open_folder(path: str | os.PathLike[str]) -> RunFolder:
     """A run folder by its path; "shipped" is the one that comes with the package, unless there is such a folder."""
     return shipped_run() if str(path) == "shipped" and not Path(path).exists() else RunFolder(path)
-
-
-def build(run: Run, task: Task) -> Model:
-    """The model of a run, everything that is drawn once drawn from its seed."""
-    generator = torch.Generator().manual_seed(run.seed)
-    model = run.method.build(task, network(run, task), generator=generator)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def load_state(module: torch.nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Put tensors from a file into a module; those of another model are refused."""
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise CalgpError(f"{path} does not fit the model that run.json describes: {first}") from None
 
 
 def evaluation_data(found: Evaluation) -> dict[str, Any]:
