@@ -69,6 +69,7 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, encoding):
         done.stdout.decode(encoding)
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_is_markup_can_be_trained_into(tmp_path):
     """It ended in a MarkupError, after the training."""
     command = [sys.executable, "-m", "calgp", "train", "--source", "digits", "--method", "cnn", "--steps", "1"]

@@ -478,7 +478,7 @@ def test_many_outputs_are_points_with_the_moments_of_all_masks():
     assert ((covariance - expected).abs() < bound).all()
 
 
-@pytest.mark.parametrize("classes", [100, 1000])
+@pytest.mark.parametrize("classes", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_moments_of_many_classes_are_right_though_inputs_share_signs_in_groups(classes):
     """512 features, so signs in two steps. Of f in 12 directions u: mean exact, covariance (Mu)ᵀ diag(h²) (Mv) / 4.
 
@@ -506,7 +506,7 @@ def test_the_moments_of_many_classes_are_right_though_inputs_share_signs_in_grou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("classes", [100, 1000])
+@pytest.mark.parametrize("classes", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_points_of_many_classes_predict_as_masks_do(classes):
     """32 points, of which 16 are independent, against 2,000 masks, at 1,024 features and 40 inputs.
 

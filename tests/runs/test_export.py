@@ -125,9 +125,8 @@ def same_draws(model, x):
     return predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], passes=SAMPLES, seed=SEED)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "cnn-gp-sorf")) for name in METHODS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
     backbone, task = CASES[name]
     model, path = fitted(name, task, backbone), tmp_path / "model.onnx"
@@ -309,6 +308,7 @@ def test_an_unknown_target_is_refused(calibrated, tmp_path):
         export(calibrated[0], tmp_path / "x", to="tflite")
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named(calibrated, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(CalgpError, match=r"calgp\[export\]"):

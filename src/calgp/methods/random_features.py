@@ -1,6 +1,6 @@
 """Gaussian process layers by random features on convolutional features: what is the same whatever q(W) is."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -13,7 +13,7 @@ from calgp.errors import CalgpError
 from calgp.gp import DeepGP, Latent, Model, Noise, Posterior, RandomFeatureGP, Softmax, Theta
 from calgp.methods.base import Method
 from calgp.methods.shared import start_features
-from calgp.nets import Features
+from calgp.nets import Backbone, Features, Task
 from calgp.options import COUNT, POSITIVE, Interval, check_options, option
 
 
@@ -55,6 +55,9 @@ class RandomFeatures(Method, ABC):
                 "Invalid kernel='arc-cosine-0': it passes no gradient to the features; must be arc-cosine-1 or 2 "
                 "or rbf, or calgp.gp.RandomFeatureGP on features that are fixed."
             )
+
+    @abstractmethod
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnGpModel": ...
 
     def with_ratio(self, ratio: int) -> "RandomFeatures":
         return replace(self, n_rf=None, ratio=ratio)
