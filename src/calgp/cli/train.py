@@ -135,7 +135,9 @@ def _watched(
         if is_rank_zero():
             if images.train.split_note:
                 out.print(images.train.split_note, soft_wrap=True)
-            watches.append(stack.enter_context(bars.training_bar(_title(run, len(images.train)))))
+            n = len(images.train)
+            title = f"Training {run.label} on {n:,} images of {run.source}: {run.backbone_label}, {_budget(run, n)}"
+            watches.append(stack.enter_context(bars.training_bar(title)))
             if tensorboard is not None:
                 watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=resume)))
 
@@ -144,10 +146,6 @@ def _watched(
                 each(step)
 
         yield watch
-
-
-def _title(run: "Run", images: int) -> str:
-    return f"Training {run.label} on {images:,} images of {run.source}: {run.backbone_label}, {_budget(run, images)}"
 
 
 def _budget(run: "Run", images: int) -> str:

@@ -74,12 +74,6 @@ class Gpdnn(Method):
     def __post_init__(self) -> None:
         check_options(self)
 
-    def _masking(self) -> Masking:
-        return Masking(self.keep_filters, self.granularity, self.inverted)
-
-    def _theta(self) -> Theta:
-        return Theta(self.lengthscale, self.sigma, self.ard, learn=True)
-
     @property
     def draws_masks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.keep_filters < 1
@@ -95,11 +89,12 @@ class Gpdnn(Method):
         return axes | ({"method.keep_filters": KEEP} if self.draws_masks else {})
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "GpdnnModel":
-        masking = self._masking()
+        masking = Masking(self.keep_filters, self.granularity, self.inverted)
         features = backbone.build(task, masking, generator=generator)
         d = features.out_features
         points = torch.randn(self.inducing, d, generator=generator)
-        inducing = InducingPoints(make_kernel(self.kernel, d, self._theta()), points)
+        theta = Theta(self.lengthscale, self.sigma, self.ard, learn=True)
+        inducing = InducingPoints(make_kernel(self.kernel, d, theta), points)
         gp = SparseGP(inducing, task.classes)
         filter_prior = masking.active if self.filter_prior is None else self.filter_prior
         return GpdnnModel(features, gp, LIKELIHOODS[self.likelihood](), filter_prior=filter_prior)

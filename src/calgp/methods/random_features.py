@@ -73,6 +73,7 @@ class RandomFeatures(Method, ABC):
         generator: torch.Generator | None,
     ) -> DeepGP:
         """The layers on d features, with such q(W) and q(Ω); `per_output`: an own θ for each class in the last."""
+        theta = Theta(self.lengthscale, self.sigma, self.ard, learn=self.learn_theta)
         sizes = layer_sizes(d, classes, depth=self.depth, width=self.width)
         return DeepGP(
             [
@@ -82,7 +83,7 @@ class RandomFeatures(Method, ABC):
                     n_rf=self.ratio * inputs if self.n_rf is None else self.n_rf,
                     kernel=self.kernel,
                     frequencies=self.frequencies,
-                    theta=self._theta(outputs if layer == self.depth and per_output else None),
+                    theta=replace(theta, outputs=outputs if layer == self.depth and per_output else None),
                     masking=weights,
                     masking_omega=omega,
                     generator=generator,
@@ -97,9 +98,6 @@ class RandomFeatures(Method, ABC):
             own = cast(CnnGpModel, model)
             c, noise = start_features(own, own.features, train, generator)
             own.gp.scale_to(c, noise, self.scale)
-
-    def _theta(self, outputs: int | None) -> Theta:
-        return Theta(self.lengthscale, self.sigma, self.ard, outputs, self.learn_theta)
 
 
 def layer_sizes(d: int, classes: int, *, depth: int, width: int | None) -> list[tuple[int, int]]:

@@ -158,14 +158,16 @@ class RunFolder:
         self._write_json("decisions.json", to_json(found), FittedDecisions)
 
     def _optional(self, name: str, kind: type[T], command: str) -> T | None:
+        return self._read(name, kind, "cannot be used", command) if is_file(self.path / name) else None
+
+    def _read(self, name: str, kind: type[T], broken: str, command: str) -> T:
+        """A record of a file; where it is none, what is wrong and the command that makes a new one."""
         path = self.path / name
-        if not is_file(path):
-            return None
         try:
             return parse(kind, read_json(path))
         except CalgpError as error:
             raise CalgpError(
-                f"{path} cannot be used ({str(error).rstrip('.')}); `calgp {command} {self.path}` makes a new one."
+                f"{path} {broken} ({str(error).rstrip('.')}); `calgp {command} {self.path}` makes a new one."
             ) from None
 
     def checkpoint(self, card: Card) -> tuple[dict[str, Tensor], Checkpoint]:
@@ -291,13 +293,7 @@ class RunFolder:
         return sorted(path.name for path in self.path.glob("scores-*.json"))
 
     def _evaluation(self, name: str) -> Evaluation:
-        path = self.path / name
-        try:
-            return parse(Evaluation, read_json(path))
-        except CalgpError as error:
-            raise CalgpError(
-                f"{path} is damaged ({str(error).rstrip('.')}); `calgp evaluate {self.path}` makes a new one."
-            ) from None
+        return self._read(name, Evaluation, "is damaged", "evaluate")
 
     def _is_ensemble(self) -> bool:
         return is_file(self.path / "run.json") and bool(self.card().members)

@@ -76,6 +76,17 @@ class Selection:
         reason = _unreachable(ranked, error, confidence) if not answered else None
         return cls(score, error, confidence, threshold, len(uncertainty), answered, missed, reason)
 
+    @property
+    def rule(self) -> str:
+        """When it answers, in words."""
+        if self.threshold is None:
+            return "always"
+        if not self.answered:
+            return "never"
+        if self.score == "confidence":
+            return f"where confidence > {1 - self.threshold:.6g}"
+        return f"where {self.score.replace('-', ' ')} < {self.threshold:.6g}"
+
     def abstains(self, uncertainty: Tensor) -> Tensor:
         """Where no answer is given (bool [N])."""
         return uncertainty.double() >= (math.inf if self.threshold is None else self.threshold)
