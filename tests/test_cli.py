@@ -263,6 +263,7 @@ def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: uncertainty alone
 
 
+@pytest.mark.slow
 def test_corrupted_images_depend_on_their_own_seed_alone(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     sums = [
