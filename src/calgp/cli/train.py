@@ -76,7 +76,7 @@ def train(
 
     run, begun_in = _begun(resume) if resume else (runs.from_json(options), None)
     go_on = go_on or runs.restarted()
-    _check_rest(checkpoint_seconds, go_on=go_on, somewhere=bool(folder or resume))
+    _check_saving(checkpoint_seconds, go_on=go_on, somewhere=bool(folder or resume))
     require_positive("devices", devices)
     fabric = open_fabric(device, precision or begun_in or "32-true", threads, devices)
     target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: runs.new_folder(run).path))
@@ -104,7 +104,7 @@ def _check_resume(options: dict[str, Any], folder: Path | None, resume: Path | N
         raise path_error("run folder", resume)
 
 
-def _check_rest(checkpoint_seconds: float, *, go_on: bool, somewhere: bool) -> None:
+def _check_saving(checkpoint_seconds: float, *, go_on: bool, somewhere: bool) -> None:
     if not 0 <= checkpoint_seconds < float("inf"):
         raise CalgpError(f"Invalid checkpoint_seconds={checkpoint_seconds}: must be at least 0, such as 60.")
     if go_on and not somewhere:
