@@ -86,7 +86,7 @@ class CnnGp(RandomFeatures):
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)
         gp = self.deep_gp(
             features.out_features, task.classes, self._masking(self.keep), self._masking(self.keep_omega),
-            per_output=self.per_output, generator=generator,
+            thetas=task.classes if self.per_output else None, generator=generator,
         )  # fmt: skip
         return CnnGpModel(features, gp, Softmax(self.draws, self.alpha), integrate=self.integrate)
 

@@ -69,10 +69,10 @@ class RandomFeatures(Method, ABC):
         weights: Posterior,
         omega: Posterior,
         *,
-        per_output: bool = False,
+        thetas: int | None = None,
         generator: torch.Generator | None,
     ) -> DeepGP:
-        """The layers on d features, with such q(W) and q(Ω); `per_output`: an own θ for each class in the last."""
+        """The layers on d features, with such q(W) and q(Ω); `thetas`: of the last layer, one for each class."""
         theta = Theta(self.lengthscale, self.sigma, self.ard, learn=self.learn_theta)
         sizes = layer_sizes(d, classes, depth=self.depth, width=self.width)
         return DeepGP(
@@ -83,7 +83,7 @@ class RandomFeatures(Method, ABC):
                     n_rf=self.ratio * inputs if self.n_rf is None else self.n_rf,
                     kernel=self.kernel,
                     frequencies=self.frequencies,
-                    theta=replace(theta, outputs=outputs if layer == self.depth and per_output else None),
+                    theta=replace(theta, outputs=thetas if layer == self.depth else None),
                     masking=weights,
                     masking_omega=omega,
                     generator=generator,
