@@ -231,6 +231,7 @@ def test_continue_begins_goes_on_and_leaves_what_is_finished(run_cli, cli_run, t
     assert status == 1 and "give --out" in output
 
 
+@pytest.mark.slow
 def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli_run, tmp_path):
     copy = shutil.copytree(cli_run, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
@@ -262,6 +263,7 @@ def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: uncertainty alone
 
 
+@pytest.mark.slow
 def test_corrupted_images_depend_on_their_own_seed_alone(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     sums = [
@@ -544,6 +546,7 @@ def test_predict_is_calibrated_unless_asked_otherwise(run_cli, copied):
     assert sum(calibrated["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_decide_evaluate_predict_report(run_cli, copied):
     status, output = run_cli("decide", "copy", "-S", "4", "--error", "0.01", "--coverage", "0.8")
     printed = " ".join(output.split())

@@ -146,6 +146,7 @@ def test_minutes_become_steps_that_a_resumed_run_keeps(tmp_path, fabric, monkeyp
         assert value.equal(resumed[key]) and value.equal(again[key])
 
 
+@pytest.mark.slow
 def test_a_budget_in_minutes_ends_about_there(tmp_path, fabric):
     run = from_json(TINY | {"train_size": 100, "minutes": 0.05})
     trained = train_run(run, RunFolder(tmp_path / "run"), fabric)

@@ -13,9 +13,9 @@ from lightning_fabric import Fabric
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, NumericalError
+from calgp.nets import Task
 from calgp.runs import Interrupted, RunFolder, TrainingData, cautions, fit, from_json, train_run
-from calgp.runs import training as training_module
-from calgp.runs.folder import build
+from calgp.runs.build import build
 from calgp.runs.loop import make_optimiser, order
 from folders import metadata, tensors
 
@@ -148,7 +148,7 @@ def test_a_step_that_fails_is_skipped_and_noted_and_changes_nothing(tmp_path, fa
 def spoil_after_forward(spoil):
     """So that batch norm has seen the images before the numbers fail."""
 
-    def spoiled(bound, x, y, noise):
+    def spoiled(bound, x, y, noise, mixed):
         bound.model(x * math.inf, noise)
         return spoil(bound, x, y, noise)
 
@@ -282,7 +282,7 @@ def test_the_holdout_is_scored_disjoint_and_written_down(trained):
 def test_fit_works_without_a_folder(fabric):
     run = small(steps=3)
     images = load("digits", "train").balanced(200, 0)
-    model = build(run, training_module.Task(1, 28, 28, 10))
+    model = build(run, Task(1, 28, 28, 10))
     bound, optimiser = fabric.setup(Bound(model, len(images)), make_optimiser(run, model))
     assert [step.step for step in fit(bound, optimiser, images, run, fabric=fabric)] == [1, 2, 3]
 

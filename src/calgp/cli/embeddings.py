@@ -21,35 +21,39 @@ from calgp.errors import path_error
 if TYPE_CHECKING:
     from calgp.cli.fit_embeddings import FitResult
 
+NetworkOption = Annotated[
+    str, typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="A .safetensors file or a PyTorch state dict; `random` for none.",
+        show_default="downloaded by the library; those that file.py:function gives",
+    ),
+]
+FeaturesOption = Annotated[
+    str | None,
+    typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
+]
+
 
 def embed(
-    network: Annotated[
-        str,
-        typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own."),
-    ],
+    network: NetworkOption,
     source: Annotated[str, typer.Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
     folder: Annotated[Path, typer.Option("--out", help="The folder of embeddings.")],
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="A .safetensors file or a PyTorch state dict; `random` for none.",
-            show_default="downloaded by the library; those that file.py:function gives",
-        ),
-    ] = None,
+    weights: WeightsOption = None,
     split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="The images to take.")] = "all",
-    features: Annotated[
-        str | None,
-        typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
-    ] = None,
+    features: FeaturesOption = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
     rows_per_shard: Annotated[int, typer.Option(help="Images a file; an interruption loses one file at most.")] = 1000,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out damaged images.")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
-    ] = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Run a pretrained network once over images, and keep its features as embeddings.
 
@@ -141,10 +145,7 @@ def classify(
     weights: Annotated[
         str | None, typer.Option(help="Its file of weights.", show_default="as of `calgp embed`")
     ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
-    ] = None,
+    features: FeaturesOption = None,
     csv: Annotated[
         Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
     ] = None,

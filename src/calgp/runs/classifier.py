@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -34,65 +34,11 @@ from calgp.runs.fit_calibrator import check_held_out, fit_calibrator
 from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
+from calgp.runs.prediction import Prediction
 from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training_data import held_out_images
 from calgp.runs.verification import Check, verify_run
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a classifier says of N images.
-
-    names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
-    abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
-    decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
-    outliers: which are beyond the threshold [N]; None where no score was fitted.
-    """
-
-    names: tuple[str, ...] | None
-    classes: tuple[str, ...]
-    predictive: Predictive
-    passes: Passes
-    abstains: Tensor | None = None
-    sets: Tensor | None = None
-    outlier_score: Tensor | None = None
-    outliers: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.predictive.log_probs)
-
-    @property
-    def probs(self) -> Tensor:
-        """p(y | x) of each class [N, Q]."""
-        return self.predictive.probs
-
-    @property
-    def labels(self) -> list[str]:
-        """The name of the most probable class of each image."""
-        return [self.classes[label] for label in self.predictive.labels.tolist()]
-
-    @property
-    def confidence(self) -> Tensor:
-        """The probability of the most probable class [N]."""
-        return self.predictive.confidence
-
-    @property
-    def entropy(self) -> Tensor:
-        """Total uncertainty in nats [N]."""
-        return self.predictive.entropy
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """The part of the uncertainty that more data could remove, in nats [N]."""
-        return self.predictive.mutual_information
-
-    @property
-    def class_sets(self) -> list[list[str]] | None:
-        """The names of the classes in each prediction set; None without such decisions."""
-        if self.sets is None:
-            return None
-        return [[self.classes[q] for q, inside in enumerate(row) if inside] for row in self.sets.tolist()]
 
 
 class Classifier:
@@ -363,12 +309,7 @@ class Classifier:
         how = self.passes(passes, engine, seed)
         images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
         check_held_out(images, self.card)
-        left, refitted = not_calibrated_on(images, self.calibration), None
-        if left is None and (fitted := self.calibration) is not None:
-            how_fitted = {"passes": fitted.samples, "engine": fitted.engine, "seed": fitted.seed}
-            refitted = self.calibrate(fitted.calibrator, held_out=images, share=0.5, **how_fitted)
-            left = not_calibrated_on(images, refitted)
-        images = images if left is None else left
+        images, refitted = self._images_to_decide_on(images)
         predictive = Predictive.cat(self.predict_batches(batches(images, self.model), how, seed=seed))
         selection = fit_selection(wanted, predictive, images)
         found = FittedDecisions(
@@ -385,6 +326,16 @@ class Classifier:
             self.folder.write_decisions(found)
         self.fitted_decisions = found
         return found
+
+    def _images_to_decide_on(self, images: Images) -> tuple[Images, Calibration | None]:
+        """Those that the calibrator was not fitted on; if there are none, it is fitted again on half, and returned."""
+        left, fitted = not_calibrated_on(images, self.calibration), self.calibration
+        if left is not None or fitted is None:
+            return images if left is None else left, None
+        how_fitted = {"passes": fitted.samples, "engine": fitted.engine, "seed": fitted.seed}
+        refitted = self.calibrate(fitted.calibrator, held_out=images, share=0.5, **how_fitted)
+        left = not_calibrated_on(images, refitted)
+        return images if left is None else left, refitted
 
     # --- handing on ---
 

@@ -14,7 +14,8 @@ from calgp.gp import Bound
 from calgp.nets import Task
 from calgp.run import Run
 from calgp.runs.augmentation import mirror_is_harmless
-from calgp.runs.folder import RunFolder, build
+from calgp.runs.build import build
+from calgp.runs.folder import RunFolder
 from calgp.runs.loop import fit, make_optimiser
 from calgp.runs.ranks import on_first
 from calgp.runs.training_data import TrainingData, class_weights
