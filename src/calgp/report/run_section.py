@@ -203,6 +203,16 @@ def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path
 
 def _facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
     run = card.run
+    if card.upgraded is not None:
+        fitted = f"{count(card.train_images, 'image')} were seen by the upgrade"
+        date = day(card.environment.started or "unknown")
+        return [
+            ("network", card.network),
+            ("trained", "elsewhere"),
+            ("upgraded", fitted),
+            ("date", date),
+            ("folder", folder.name),
+        ]
     return [
         ("network", card.network),
         ("trained on", f"{count(card.train_images, 'image')} of {run.source}"),

@@ -40,7 +40,8 @@ class Card:
     Of an ensemble: the first member's description, and who the members are.
 
     checksum: of the training images. holdout_rows: of an ensemble, what all its members hold out.
-    class_weights: of the likelihood term, where they are not all 1.
+    class_weights: of the likelihood term, where they are not all 1. upgraded: what somebody's network is called that
+    was trained elsewhere and upgraded; of its run, only the source counts.
     """
 
     run: Annotated[Run, PlainValidator(from_folder), PlainSerializer(to_json)]
@@ -52,6 +53,7 @@ class Card:
     environment: Environment
     members: Annotated[tuple[Member, ...], Field(max_length=1000)] = ()
     class_weights: tuple[Finite, ...] | None = None
+    upgraded: Text | None = None
     format: Literal[1] = FORMAT
 
     def __post_init__(self) -> None:
@@ -63,12 +65,16 @@ class Card:
         """The method with its options, or what the ensemble is made of."""
         names = [member.label for member in self.members]
         kinds = list(dict.fromkeys(names))
+        if self.upgraded is not None:
+            return f"{self.upgraded}, upgraded"
         if not names:
             return self.run.label
         return f"ensemble of {len(names)} {kinds[0]}" if len(kinds) == 1 else f"ensemble of {', '.join(names)}"
 
     @property
     def network(self) -> str:
+        if self.upgraded is not None:
+            return self.upgraded
         return ", ".join(dict.fromkeys(m.network for m in self.members)) if self.members else self.run.backbone_label
 
     def title(self, calibrator: str | None) -> str:

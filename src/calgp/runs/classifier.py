@@ -1,6 +1,7 @@
 """Classifier: a trained run as one object. Everything that predicts, predicts through it."""
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from calgp.data import Corruption, Images
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Engine, Model, Passes, Predictive
+from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
 from calgp.run import SEED
 from calgp.runs.card import Card
@@ -95,6 +96,31 @@ class Prediction:
         return [[self.classes[q] for q, inside in enumerate(row) if inside] for row in self.sets.tolist()]
 
 
+class OneShot:
+    """A `Sampling` of a classifier that has no samples: all is known after the first."""
+
+    def __init__(self, predictive: Predictive) -> None:
+        self._predictive, self.drawn = predictive, 0
+        self.rows = torch.zeros(len(predictive.log_probs), dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def draw(self, count: int) -> Tensor:
+        """The same probabilities `count` times [count, N, Q]."""
+        self.drawn += count
+        return self._predictive.probs.expand(count, -1, -1)
+
+    def predictive(self) -> Predictive:
+        return self._predictive
+
+    def keep(self, index: Tensor) -> None:
+        """Go on with the images at `index` only."""
+        fields = ((each.name, getattr(self._predictive, each.name)) for each in dataclasses.fields(Predictive))
+        kept = {name: value[index] for name, value in fields if isinstance(value, Tensor)}
+        self.rows, self._predictive = self.rows[index], replace(self._predictive, **kept)
+
+
 class Classifier:
     """A trained run: its model, calibrator, decisions and card, loaded and checked once.
 
@@ -137,6 +163,10 @@ class Classifier:
         With `calibrated` or `decided` false, calibration.json or decisions.json is not read, and may be damaged.
         """
         card = folder.card()
+        if card.upgraded is not None:
+            from calgp.runs.upgraded_run import UpgradedRun  # it is a Classifier
+
+            return UpgradedRun.read(folder, card, decided=decided, fabric=fabric)
         return Classifier(
             folder.model(card), card, folder=folder, calibration=folder.calibration() if calibrated else None,
             decisions=folder.decisions() if decided else None, fabric=fabric,
@@ -233,6 +263,14 @@ class Classifier:
         """What the run decides on predicted images `x` (uint8): `abstained`, `sets`, as far as it has decisions."""
         fitted = self.active_decisions
         return {} if fitted is None else decide_on(fitted.decisions, columns_of(part), part.log_probs, x)
+
+    def sampling(self, x: Tensor, seed: int) -> "Sampling | OneShot":
+        """Begin to predict images that are where the model is, all with the masks of row 0."""
+        return Sampling(self.model, x, torch.zeros(len(x), dtype=torch.int64, device=x.device), seed=seed)
+
+    def sample_cost(self, x: Tensor, how: Passes) -> tuple[int, bool]:
+        """Bytes that one sample of these images takes, and whether samples differ at all."""
+        return sample_cost(self.model, self.model.stem(x), how)
 
     # --- measuring ---
 

@@ -52,6 +52,8 @@ def verify_run(classifier: Classifier, directory: Path | None, watch: Callable[[
 
 
 def _training_images(card: Card, directory: Path | None) -> Check:
+    if card.upgraded is not None:
+        return Check("training images", "not checked", f"{card.upgraded} was trained elsewhere")
     try:
         found = TrainingData.of(card.run, directory).train.checksum()
     except CalgpError as error:
