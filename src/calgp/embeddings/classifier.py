@@ -26,6 +26,7 @@ from calgp.posthoc.outliers import Combined, Density, Neighbours, OutlierScore, 
 
 if TYPE_CHECKING:
     from calgp.runs.embedding_cache import MadeBy
+    from calgp.runs.export import Exported
 
 FORMAT = "calgp-gp-classifier-1"
 KEPT_NEIGHBOURS = 5000
@@ -164,6 +165,17 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CalgpError(f"{path} is no file of GPClassifier.save, or it is damaged ({error!r}).") from None
 
+    def export(self, path: Path | str, *, score: str = "combined") -> "Exported":
+        """Write an ONNX file that needs no calgp: `embeddings` [N, d] in, probabilities and an outlier score out.
+
+        It is run by ONNX Runtime after writing, and kept only if it agrees with `predict_proba` and `outlier_score`
+        to 1e-5 (of the score, to 1e-5 of its value).
+        """
+        from calgp.embeddings.export import export_vectors  # all of calgp.runs, which nothing else here needs
+
+        check_is_fitted(self)
+        return export_vectors(self, Path(path), score)
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _fit(self, x: Tensor, y: Tensor) -> None:
@@ -194,9 +206,9 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """Numbers of a row at the widest place of a prediction."""
         return max(len(self.process_.basis.inducing), self.n_features_in_, numbers(len(self.classes_)))
 
-    def _predict(self, x: Tensor) -> Predictive:
+    def _predict(self, x: Tensor, kept: dict[tuple[int, int], Tensor] | None = None) -> Predictive:
         u = self.inputs_(x)
-        predictive = average(self.process_.to(u).latent(u))
+        predictive = average(self.process_.to(u).latent(u), kept)
         return predictive.calibrated((predictive.log_probs / self.choice_.temperature).log_softmax(-1))
 
     def _read(self, X: Any) -> Tensor:

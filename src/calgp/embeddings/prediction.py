@@ -29,10 +29,13 @@ def log_average(latent: Latent) -> Tensor:
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
-def average(latent: Latent) -> Predictive:
-    """softmax(f) over draws of f that all rows share, with the variance of f."""
-    _, n, classes = latent.mean.shape
-    rows = torch.zeros(n, dtype=torch.long)
-    noise = Noise(0, torch.zeros(1, dtype=torch.long), rows, mean=True, draws=draws(classes))
+def average(latent: Latent, kept: dict[tuple[int, int], Tensor] | None = None) -> Predictive:
+    """softmax(f) over draws of f that all rows share, with the variance of f.
+
+    `kept`: draws by their place, which a first call fills; exports have them as constants.
+    """
+    rows = torch.zeros_like(latent.mean[0, :, 0], dtype=torch.long)
+    one, count = torch.zeros(1, dtype=torch.long), draws(latent.mean.shape[-1])
+    noise = Noise(0, one, rows, mean=True, draws=count, kept=kept)
     predictive = Predictive.of(Softmax().log_probs(latent, noise))
     return replace(predictive, latent_variance=latent.marginal_variance[0, :, 0])

@@ -33,6 +33,8 @@ def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
     command, options = card.environment.command or (), to_json(card.run)
     if card.upgraded is not None:
         options = {"network": card.upgraded, "source": card.run.source}
+    if card.vectors is not None:
+        options = {"embeddings": card.vectors.train, "test": card.vectors.test, "holdout": card.vectors.holdout}
     calibration, decisions = found[0].calibration, found[0].decisions
     calibrated = folder.calibration() is not None
     return Rerun(
@@ -55,6 +57,8 @@ def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
 
 
 def _described(card: Card) -> str:
+    if card.vectors is not None:
+        return "What it was fitted on"
     if card.upgraded is not None:
         return "What was upgraded"
     return "The first member's training" if card.members else "The whole description of the training"

@@ -213,6 +213,9 @@ def _facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
             ("date", date),
             ("folder", folder.name),
         ]
+    if card.vectors is not None:
+        rows = f"{card.train_images:,} embeddings of {card.task.height:,} numbers, {card.vectors.train}"
+        return [("fitted on", rows), ("date", day(card.environment.started or "unknown")), ("folder", folder.name)]
     return [
         ("network", card.network),
         ("trained on", f"{count(card.train_images, 'image')} of {run.source}"),

@@ -31,7 +31,7 @@ from calgp.runs.evaluation import (
     test_images,
 )
 from calgp.runs.export import Exported, Target, export_model
-from calgp.runs.fit_calibrator import check_held_out, fit_calibrator
+from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
 from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
@@ -167,6 +167,10 @@ class Classifier:
             from calgp.runs.upgraded_run import UpgradedRun  # it is a Classifier
 
             return UpgradedRun.read(folder, card, decided=decided, fabric=fabric)
+        if card.vectors is not None:
+            from calgp.embeddings.run import VectorRun
+
+            return VectorRun.read(folder, card, calibrated=calibrated, decided=decided, fabric=fabric)
         return Classifier(
             folder.model(card), card, folder=folder, calibration=folder.calibration() if calibrated else None,
             decisions=folder.decisions() if decided else None, fabric=fabric,
@@ -331,7 +335,7 @@ class Classifier:
         """`evaluate` without writing: the evaluation, and what was predicted of each image."""
         how = self.passes(passes, engine, seed)
         if images is None:
-            images = test_images(self.card, source, directory=directory, convert=convert)
+            images = self.test_images(source, directory=directory, convert=convert)
         calibrator = None if self.calibration is None else self.calibration.calibrator
         return evaluate_images(
             self, images, source, how=how, seed=seed, convert=convert, corruption=corruption,
@@ -340,6 +344,14 @@ class Classifier:
             ),
             watch=watch,
         )  # fmt: skip
+
+    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+        """The test part of a source, in the form that the run takes; `convert` brings any other into it."""
+        return test_images(self.card, source, directory=directory, convert=convert)
+
+    def held_out_images(self, directory: Path | None = None) -> Images:
+        """The images of the run's source that it was not trained on."""
+        return held_out_images(self.folder.path, self.card, directory)
 
     def verify(self, *, directory: Path | None = None, watch: Callable[[str], None] = lambda what: None) -> list[Check]:
         """Compare the training images with their checksum, and every evaluation with one made now."""
@@ -367,10 +379,13 @@ class Classifier:
         if not 0 < share <= 1:
             raise CalgpError(f"Invalid share={share:g}: must be above 0 and at most 1, such as 0.5.")
         how = self.passes(passes, engine, seed)
-        images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
+        images = self.held_out_images(directory) if held_out is None else held_out
         check_held_out(images, self.card)
         with self.folder.owned():
-            found = fit_calibrator(self.model, images, calibrator, how, seed=seed, share=share)
+            checksum, (_, images) = images.checksum(), calibrated_share(images, share, seed)
+            predicted = self.uncalibrated().predict_batches(batches(images, self.model), how, seed=seed)
+            before = torch.cat([part.log_probs for part in predicted])
+            found = fitted_on(before, images, calibrator, how, seed=seed, share=share, of=checksum)
             self.folder.write_calibration(found)
         self._calibrate_by(found)
         return found
@@ -399,7 +414,7 @@ class Classifier:
         """
         wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty)
         how = self.passes(passes, engine, seed)
-        images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
+        images = self.held_out_images(directory) if held_out is None else held_out
         check_held_out(images, self.card)
         images = not_calibrated_on(images, self.calibration, str(self.folder.path))
         predictive = Predictive.cat(self.predict_batches(batches(images, self.model), how, seed=seed))

@@ -49,7 +49,7 @@ class Exported:
     """A file that was written and found to agree with torch."""
 
     path: Path
-    program: Path  # beside it: predicts image files with it, without calgp
+    program: Path | None  # beside it: predicts image files with it, without calgp
     size: int  # bytes
     worst: dict[str, float]  # the largest difference to torch, by output
     images: int  # that were compared

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from calgp.posthoc.outliers import OutlierScore
 from calgp.runs.export import PROGRAM, SUFFIXES, Exported, Target, _metadata, _probes, outputs_of, verified
 from calgp.runs.record import to_json
-from calgp.runs.upgraded import UpgradedClassifier
+from calgp.runs.upgraded import Kept, UpgradedClassifier
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ class DeployableUpgrade(nn.Module):
 
     def __init__(self, upgraded: UpgradedClassifier) -> None:
         super().__init__()
-        self.network, self.upgraded = upgraded.network.network, upgraded
+        self.network, self.upgraded, self.kept = upgraded.network.network, upgraded, Kept()
+        classes = len(upgraded.classes)
+        upgraded.predictive_at_once(torch.zeros(1, classes), torch.eye(classes)[None], self.kept)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         c, f = self.network(images)
-        predictive = self.upgraded.predictive_at_once(c, f, self.upgraded.posterior.logit_covariance_at_once(c))
+        covariance = self.upgraded.posterior.logit_covariance_at_once(c)
+        predictive = self.upgraded.predictive_at_once(f, covariance, self.kept)
         outlier: OutlierScore = self.upgraded.outlier
         found = (*outputs_of(predictive).values(), outlier.elementary(c, predictive))
         return tuple(each.to(images.dtype) for each in found)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from safetensors.torch import save
@@ -30,6 +30,7 @@ from calgp.runs.record import Count, Text, Whole, parse, to_json
 from calgp.runs.results import DecisionMetrics, FittedDecisions
 from calgp.runs.writing import wrap_os_errors, write_whole
 
+Kept: TypeAlias = dict[tuple[int, int], Tensor]
 NUMBERS = 2**24  # of covariances that are there at a time
 DRAWS, DRAWS_OF_MANY = 256, 64  # of the logits; of more than 100 classes
 
@@ -218,13 +219,16 @@ class UpgradedClassifier:
     def predictive(self, c: Tensor, f: Tensor) -> Predictive:
         """Probabilities by the scaling; expected entropy, mutual information and spread by draws of the logits."""
         covariance = self.posterior.logit_covariance
-        return Predictive.cat([self.predictive_at_once(c, f, covariance(c)) for c, f in parts(c, f)])
+        return Predictive.cat([self.predictive_at_once(f, covariance(c)) for c, f in parts(c, f)])
 
-    def predictive_at_once(self, c: Tensor, f: Tensor, covariance: Tensor) -> Predictive:
-        """Of logits f with their covariance; in double precision, in which logits that differ stay in their order."""
+    def predictive_at_once(self, f: Tensor, covariance: Tensor, kept: Kept | None = None) -> Predictive:
+        """Of logits f with their covariance; in double precision, in which logits that differ stay in their order.
+
+        `kept`: draws by their place, which a first call fills; exports have them as constants.
+        """
         draws = DRAWS if f.shape[1] <= 100 else DRAWS_OF_MANY
         rows = torch.zeros_like(f[:, 0], dtype=torch.long)
-        noise = Noise(0, torch.zeros(1, dtype=torch.long), rows, draws=draws)
+        noise = Noise(0, torch.zeros(1, dtype=torch.long), rows, draws=draws, kept=kept)
         points = Latent(f[None], covariance=covariance.to(f)[None]).points(draws, noise)
         log_probs = self.fitted.scaling.apply(f.double(), log_odds_variance(f, covariance).double())
         drawn = Predictive.of(points.double().log_softmax(-1)).calibrated(log_probs)

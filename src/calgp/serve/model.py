@@ -40,6 +40,8 @@ class ServedModel:
 
     def __init__(self, classifier: Classifier) -> None:
         card = classifier.card
+        if card.vectors is not None:
+            raise CalgpError("This run takes embeddings, and the server images; export it: calgp export RUN --to onnx.")
         self.classes = list(card.classes)
         self.size = (card.task.height, card.task.width)
         self.colour: Colour = colour_of(card.task)
