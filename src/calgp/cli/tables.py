@@ -11,10 +11,10 @@ from rich.table import Column, Table
 from calgp.cli.terminal import styled
 from calgp.metrics import Difference
 from calgp.posthoc.decisions import Selection
-from calgp.runs.classifier import Prediction
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported
+from calgp.runs.prediction import Prediction
 from calgp.runs.predictions_file import Judgement
 from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
 from calgp.runs.verification import Check

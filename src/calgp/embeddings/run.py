@@ -22,12 +22,13 @@ from calgp.methods import METHODS
 from calgp.nets import Task, Wrapped
 from calgp.run import Run
 from calgp.runs.card import Card, Vectors
-from calgp.runs.classifier import Classifier, Prediction
+from calgp.runs.classifier import Classifier
 from calgp.runs.embedding_cache import MadeBy, load_embeddings
 from calgp.runs.environment import environment
 from calgp.runs.evaluation import check_form, on_cpu
 from calgp.runs.export import Exported, Target
 from calgp.runs.folder import RunFolder
+from calgp.runs.prediction import Prediction
 
 MODEL, SCHEME = "model.safetensors", "embeddings:"
 TEST_SHARE = 0.2  # of the rows, where there are no others to test on

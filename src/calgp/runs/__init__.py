@@ -2,7 +2,7 @@
 
 from calgp.run import Run
 from calgp.runs.card import Card
-from calgp.runs.classifier import Classifier, Prediction, load
+from calgp.runs.classifier import Classifier, load
 from calgp.runs.comparison import Row, compare, own_scores
 from calgp.runs.defaults import resolved
 from calgp.runs.description import from_json, identity, to_json
@@ -13,6 +13,7 @@ from calgp.runs.export import Exported
 from calgp.runs.failures import Interrupted
 from calgp.runs.folder import RunFolder, open_folder, shipped_run
 from calgp.runs.loop import Step, fit
+from calgp.runs.prediction import Prediction
 from calgp.runs.process import flush_denormals, keep_freed_memory, tune_process
 from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions

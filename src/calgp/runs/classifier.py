@@ -1,10 +1,9 @@
 """Classifier: a trained run as one object. Everything that predicts, predicts through it."""
 
 import copy
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -35,90 +34,11 @@ from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_o
 from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
+from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training_data import held_out_images
 from calgp.runs.verification import Check, verify_run
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a classifier says of N images.
-
-    names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
-    abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
-    decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
-    outliers: which are beyond the threshold [N]; None where no score was fitted.
-    """
-
-    names: tuple[str, ...] | None
-    classes: tuple[str, ...]
-    predictive: Predictive
-    passes: Passes
-    abstains: Tensor | None = None
-    sets: Tensor | None = None
-    outlier_score: Tensor | None = None
-    outliers: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.predictive.log_probs)
-
-    @property
-    def probs(self) -> Tensor:
-        """p(y | x) of each class [N, Q]."""
-        return self.predictive.probs
-
-    @property
-    def labels(self) -> list[str]:
-        """The name of the most probable class of each image."""
-        return [self.classes[label] for label in self.predictive.labels.tolist()]
-
-    @property
-    def confidence(self) -> Tensor:
-        """The probability of the most probable class [N]."""
-        return self.predictive.confidence
-
-    @property
-    def entropy(self) -> Tensor:
-        """Total uncertainty in nats [N]."""
-        return self.predictive.entropy
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """The part of the uncertainty that more data could remove, in nats [N]."""
-        return self.predictive.mutual_information
-
-    @property
-    def class_sets(self) -> list[list[str]] | None:
-        """The names of the classes in each prediction set; None without such decisions."""
-        if self.sets is None:
-            return None
-        return [[self.classes[q] for q, inside in enumerate(row) if inside] for row in self.sets.tolist()]
-
-
-class OneShot:
-    """A `Sampling` of a classifier that has no samples: all is known after the first."""
-
-    def __init__(self, predictive: Predictive) -> None:
-        self._predictive, self.drawn = predictive, 0
-        self.rows = torch.zeros(len(predictive.log_probs), dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def draw(self, count: int) -> Tensor:
-        """The same probabilities `count` times [count, N, Q]."""
-        self.drawn += count
-        return self._predictive.probs.expand(count, -1, -1)
-
-    def predictive(self) -> Predictive:
-        return self._predictive
-
-    def keep(self, index: Tensor) -> None:
-        """Go on with the images at `index` only."""
-        fields = ((each.name, getattr(self._predictive, each.name)) for each in dataclasses.fields(Predictive))
-        kept = {name: value[index] for name, value in fields if isinstance(value, Tensor)}
-        self.rows, self._predictive = self.rows[index], replace(self._predictive, **kept)
 
 
 class Classifier:
@@ -268,7 +188,7 @@ class Classifier:
         fitted = self.active_decisions
         return {} if fitted is None else decide_on(fitted.decisions, columns_of(part), part.log_probs, x)
 
-    def sampling(self, x: Tensor, seed: int) -> "Sampling | OneShot":
+    def sampling(self, x: Tensor, seed: int) -> Sampling | OneShot:
         """Begin to predict images that are where the model is, all with the masks of row 0."""
         return Sampling(self.model, x, torch.zeros(len(x), dtype=torch.int64, device=x.device), seed=seed)
 

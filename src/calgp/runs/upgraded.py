@@ -20,11 +20,11 @@ from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance, posterior_from
 from calgp.posthoc.outliers import OutlierScore, Threshold
-from calgp.runs.classifier import Prediction
 from calgp.runs.decision_metrics import add_outcomes, decide_by, decision_metrics
 from calgp.runs.evaluation import columns_of
 from calgp.runs.folder import in_order
 from calgp.runs.labelled_data import BATCH, Data, batches_of, collected
+from calgp.runs.prediction import Prediction
 from calgp.runs.reading import digest, read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import Count, Text, Whole, parse, to_json
 from calgp.runs.results import DecisionMetrics, FittedDecisions

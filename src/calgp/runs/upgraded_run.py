@@ -17,12 +17,13 @@ from calgp.nets.last_layer import LastLayer
 from calgp.nets.program import Program, ProgramNetwork, describe
 from calgp.run import Run
 from calgp.runs.card import Card
-from calgp.runs.classifier import Classifier, OneShot, Prediction
+from calgp.runs.classifier import Classifier
 from calgp.runs.environment import environment
 from calgp.runs.evaluation import on_cpu
 from calgp.runs.export import Exported, Target
 from calgp.runs.folder import RunFolder
 from calgp.runs.inputs import ImageLike, to_pixels
+from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.reading import read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import Calibration, FittedDecisions

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from calgp.gp import Sampling, label_is_decided
-from calgp.runs.classifier import OneShot
+from calgp.runs.prediction import OneShot
 from calgp.serve.limits import Limits
 from calgp.serve.model import Answer, ServedModel
 

@@ -10,8 +10,8 @@ from calgp.errors import CalgpError
 from calgp.gp import Engine, Passes, Predictive, Sampling, mixes_rows
 from calgp.gp.inference import MEMORY
 from calgp.runs import Classifier
-from calgp.runs.classifier import OneShot
 from calgp.runs.evaluation import colour_of, on_cpu
+from calgp.runs.prediction import OneShot
 
 
 @dataclass(frozen=True)
