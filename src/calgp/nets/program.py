@@ -109,8 +109,11 @@ class ProgramNetwork:
 
     def __call__(self, x: Tensor) -> Pass:
         like = next(self.network.parameters())
-        with torch.no_grad():
-            found = Pass(*self.network(x.to(like.device, torch.float32)))
+        try:
+            with torch.no_grad():
+                found = Pass(*self.network(x.to(like.device, torch.float32)))
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise CalgpError(f"The network cannot take inputs of {tuple(x.shape)} ({one_line(error)}).") from None
         if not found.logits.isfinite().all():
             raise CalgpError("The network gives logits that are no finite numbers; look at what enters it.")
         return found

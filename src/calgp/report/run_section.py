@@ -189,6 +189,8 @@ def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path
     columns = folder.columns(name, len(card.classes))
     if columns is None:
         return Evaluated(found, None, None, f"The folder has no {name}: evaluate again to see them.")
+    if card.vectors is not None:
+        return Evaluated(found, columns, None, "Embeddings have no images to show.")
     for convert in (False, True):  # the evaluation's checksum shows which of them it saw
         try:
             images = test_images(card, found.source, directory=directory, convert=convert)

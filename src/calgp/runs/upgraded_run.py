@@ -51,18 +51,25 @@ class UpgradedRun(Classifier):
         header = read_header(path)
         tensors = read_tensors(path, header)
         with wrap_read_errors(path):
-            fitted = parse(Upgrade, header.metadata["upgrade"])
+            upgraded = UpgradedRun._parts(card, header.metadata, tensors)
+        decisions = folder.decisions() if decided else None
+        return UpgradedRun(upgraded, card, folder=folder, decisions=decisions, fabric=fabric)
+
+    @staticmethod
+    def _parts(card: Card, described: dict[str, Any], tensors: dict[str, Tensor]) -> UpgradedClassifier:
+        try:
+            fitted = parse(Upgrade, described["upgrade"])
             if (fitted.classes, fitted.shape) != (
                 card.classes,
                 (card.task.channels, card.task.height, card.task.width),
             ):
                 raise ValueError("it is not of the classes and images that run.json describes")
             own = {name.removeprefix(NETWORK): each for name, each in tensors.items() if name.startswith(NETWORK)}
-            program = Program(header.metadata["program"], own)
+            program = Program(described["program"], own)
             network = ProgramNetwork(program, fitted.layer, tensors["weight"], tensors.get("bias"))
-            upgraded = UpgradedClassifier.of(network, fitted, tensors)
-        decisions = folder.decisions() if decided else None
-        return UpgradedRun(upgraded, card, folder=folder, decisions=decisions, fabric=fabric)
+            return UpgradedClassifier.of(network, fitted, tensors)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"a part of it is not as it is written: {error!r}") from None
 
     def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
         if count not in (None, 1) or engine not in (None, "moments"):
