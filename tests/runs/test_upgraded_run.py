@@ -82,18 +82,18 @@ def test_commands_take_it_evaluate_report_predict_and_verify(folder, tmp_path):
     command = CliRunner().invoke
     found = command(app, ["evaluate", str(folder), "--json"])
     assert found.exit_code == 0, found.output
-    plain = json.loads(found.output)
+    plain = json.loads(found.stdout)
     run = calgp.load(folder)
     images = load("digits", "test")
     wrong = (run.predict(images.pixels()).predictive.labels != images.y).float().mean().item()
     assert plain["scores"]["err"] == pytest.approx(wrong) and plain["decisions"]["sets"]["covered"] > 0.8
     outside = command(app, ["evaluate", str(folder), "--source", "letters", "--json"])
-    assert json.loads(outside.output)["ood"]["entropy"]["auroc"] is not None, outside.output
+    assert json.loads(outside.stdout)["ood"]["entropy"]["auroc"] is not None, outside.output
     page = run.report(tmp_path / "report.html").read_text()
     assert "Net, upgraded" in page and "elsewhere" in page
     file = tmp_path / "digit.png"
     Image.fromarray((255 * images.pixels()[3, 0].numpy()).round().astype(np.uint8)).save(file)
-    rows = json.loads(command(app, ["predict", str(folder), str(file), "--json"]).output)
+    rows = json.loads(command(app, ["predict", str(folder), str(file), "--json"]).stdout)
     assert rows[0]["label"] == run.predict(images.pixels()[3]).labels[0]
     states = [check.state for check in run.verify()]
     assert states[0] == "not checked" and set(states[1:]) == {"same bits"}

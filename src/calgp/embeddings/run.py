@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from calgp.data import Images
-from calgp.data.images import stratified, to_unit_interval
+from calgp.data.images import LARGEST, stratified, to_unit_interval
 from calgp.embeddings.classifier import GPClassifier
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Passes, Predictive
@@ -25,7 +25,7 @@ from calgp.runs.card import Card, Vectors
 from calgp.runs.classifier import Classifier
 from calgp.runs.embedding_cache import MadeBy, load_embeddings
 from calgp.runs.environment import environment
-from calgp.runs.evaluation import check_form, on_cpu
+from calgp.runs.evaluation import on_cpu
 from calgp.runs.export import Exported, Target
 from calgp.runs.folder import RunFolder
 from calgp.runs.prediction import Prediction
@@ -94,7 +94,11 @@ class VectorRun(Classifier):
         vectors = self.card.vectors
         if source == self.card.run.source and vectors is not None and vectors.test is None:
             images = split_rows(images, vectors, self.card.run.seed)[1]
-        check_form(images, self.card.task, source)
+        if images.x.shape[2] != self.card.task.height:
+            raise CalgpError(
+                f"{source} has embeddings of {images.x.shape[2]} numbers, {self.folder.path} was fitted on "
+                f"{self.card.task.height}; embed both with the same network."
+            )
         return images
 
     def held_out_images(self, directory: Path | None = None) -> Images:
@@ -154,6 +158,8 @@ def fit_folder(
     if len(classes) < 2:
         raise CalgpError(f"{train} has only the class {classes[0]!r}; a classifier needs at least two.")
     images = vector_images(SCHEME + str(train), classes)
+    if images.x.shape[2] > LARGEST:
+        raise CalgpError(f"A run folder takes embeddings of up to {LARGEST:,} numbers; use --out model.safetensors.")
     vectors = Vectors(str(train), None if test is None else str(test), holdout)
     fitted, _, held = split_rows(images, vectors, seed)
     if len(fitted.y.unique()) < len(classes):

@@ -49,10 +49,8 @@ class Density(OutlierScore):
         means /= count[:, None]
         covariance, fourth = torch.zeros(z.shape[1], z.shape[1], dtype=torch.float64), 0.0
         for part, labels in _pairs(z, y):
-            within = ((part.double() - centre) / scale - means[labels]).to(
-                z.dtype
-            )  # products in the type of the features
-            covariance += within.mT @ within
+            within = ((part.double() - centre) / scale - means[labels]).to(z.dtype)
+            covariance += within.mT @ within  # in the type of the features, then summed in double precision
             fourth += within.square().sum(1).double().square().sum().item()
         covariance /= len(z)
         size = covariance.diagonal().mean()
@@ -75,7 +73,8 @@ class Density(OutlierScore):
 
     def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
         z = (features.double() - self.centre) @ self.whiten
-        return self._score(((z.unsqueeze(1) - self.means).square()).sum(-1))
+        squared = z.square().sum(1, keepdim=True) + self.means.square().sum(1) - 2 * z @ self.means.mT
+        return self._score(squared.clamp_min(0))
 
     def _score(self, squared: Float[Tensor, "N C"]) -> Float[Tensor, "N"]:
         """Of squared distances to the means."""
