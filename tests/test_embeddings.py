@@ -14,7 +14,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from calgp import CalgpError, GPClassifier, Predictive
-from calgp.embeddings import Inputs, _climb, _folds
+from calgp.embeddings import Inputs
+from calgp.embeddings.hyperparameters import _climb, _folds
 from calgp.posthoc.outliers import OUTLIER_SCORES, Density
 
 DIGITS, LABELS = load_digits(return_X_y=True)

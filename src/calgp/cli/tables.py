@@ -256,8 +256,9 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
 
 def export_row(done: Exported) -> dict[str, Any]:
     """An exported file, for programs."""
+    program = None if done.program is None else str(done.program)
     return {
-        "path": str(done.path), "program": str(done.program), "bytes": done.size, "images_compared": done.images,
+        "path": str(done.path), "program": program, "bytes": done.size, "images_compared": done.images,
         "worst_difference": done.worst, "metadata": done.metadata,
     }  # fmt: skip
 
@@ -266,11 +267,13 @@ def export_lines(done: Exported) -> str:
     """An exported file, and how far it is from torch."""
     drawn = f"{done.passes}, seed {done.seed}"
     worst = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in done.worst.items())
-    return (
-        f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).\n"
-        f"Largest difference to torch over {done.images} images: {worst}.\n"
-        f"Without calgp: python {done.program} {done.path} image.png"
-    )
+    lines = [
+        f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).",
+        f"Largest difference to torch over {done.images} images: {worst}.",
+    ]
+    if done.program is not None:
+        lines.append(f"Without calgp: python {done.program} {done.path} image.png")
+    return "\n".join(lines)
 
 
 def comparison_table(rows: list[Row]) -> Table:

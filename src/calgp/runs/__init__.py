@@ -19,7 +19,8 @@ from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training import new_folder, train, train_run
 from calgp.runs.training_data import TrainingData, cautions
-from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation, upgrade
+from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation
+from calgp.runs.upgrading import upgrade
 from calgp.runs.verification import Check
 
 __all__ = [

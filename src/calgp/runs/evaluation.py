@@ -227,7 +227,11 @@ def predict_on_cpu(model: Model, data: Iterable[Batch], how: Passes, *, seed: in
 
 
 def on_cpu(part: Predictive) -> Predictive:
-    return Predictive(part.log_probs.cpu(), part.expected_entropy.cpu(), part.variance.cpu(), part.samples)
+    before = part.uncalibrated_entropy
+    return Predictive(
+        part.log_probs.cpu(), part.expected_entropy.cpu(), part.variance.cpu(), part.samples,
+        None if before is None else before.cpu(),
+    )  # fmt: skip
 
 
 def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, seed: int) -> OwnClasses:

@@ -114,6 +114,10 @@ class RunFolder:
         card = self.card() if card is None else card
         if card.members:
             return self.mixture(card).eval()
+        if card.upgraded is not None or card.vectors is not None:
+            raise CalgpError(
+                f"{self.path} holds no network that was trained here; it cannot be a member of an ensemble."
+            )
         path = self.path / "model.safetensors"
         if not is_file(path):
             hint = f"`calgp train --resume {self.path}` goes on" if self.interrupted else "train again"

@@ -1,7 +1,9 @@
-"""Prediction: what a classifier says of images."""
+"""Prediction: what a classifier says of images; OneShot: one that is known after a single pass."""
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from calgp.gp import Passes, Predictive
@@ -60,3 +62,28 @@ class Prediction:
         if self.sets is None:
             return None
         return [[self.classes[q] for q, inside in enumerate(row) if inside] for row in self.sets.tolist()]
+
+
+class OneShot:
+    """A `Sampling` of a classifier that has no samples: all is known after the first."""
+
+    def __init__(self, predictive: Predictive) -> None:
+        self._predictive, self.drawn = predictive, 0
+        self.rows = torch.zeros(len(predictive.log_probs), dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def draw(self, count: int) -> Tensor:
+        """The same probabilities `count` times [count, N, Q]."""
+        self.drawn += count
+        return self._predictive.probs.expand(count, -1, -1)
+
+    def predictive(self) -> Predictive:
+        return self._predictive
+
+    def keep(self, index: Tensor) -> None:
+        """Go on with the images at `index` only."""
+        fields = ((each.name, getattr(self._predictive, each.name)) for each in dataclasses.fields(Predictive))
+        kept = {name: value[index] for name, value in fields if isinstance(value, Tensor)}
+        self.rows, self._predictive = self.rows[index], replace(self._predictive, **kept)
