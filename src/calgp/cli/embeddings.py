@@ -36,13 +36,15 @@ def embed(
             show_default="downloaded by the library; those that file.py:function gives",
         ),
     ] = None,
-    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="The images to take.")] = "all",
+    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="Which images.")] = "all",
     features: Annotated[
         str | None,
-        typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
+        typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
-    rows_per_shard: Annotated[int, typer.Option(help="Images a file; an interruption loses one file at most.")] = 1000,
+    rows_per_shard: Annotated[
+        int, typer.Option(help="Images in each file; an interruption loses at most one file.")
+    ] = 1000,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out damaged images.")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
@@ -81,17 +83,20 @@ def embed(
 
 def fit(
     embeddings: Annotated[
-        Path, typer.Argument(help="A folder that `calgp embed` has made, or .npz, .npy, .safetensors with X and y.")
+        Path,
+        typer.Argument(
+            metavar="EMBEDDINGS", help="A folder that `calgp embed` has made, or .npz, .npy, .safetensors with X and y."
+        ),
     ],
     model: Annotated[Path, typer.Option("--out", help="The file of the classifier.")],
     test: Annotated[
         Path | None,
-        typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows, left out while it is tested"),
+        typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows"),
     ] = None,
     predictions: Annotated[
         Path | None, typer.Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the rows that are left out.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the test rows.")] = 0,
     threads: ThreadsOption = None,
 ) -> None:
     """Fit a Gaussian process classifier on embeddings; it needs no other option.
@@ -135,15 +140,15 @@ def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list
 
 
 def classify(
-    model: Annotated[Path, typer.Argument(help="What `calgp fit` has written.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    network: Annotated[str, typer.Option(help="The network of the embeddings, as `calgp embed` had it.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The file that `calgp fit` wrote.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
+    network: Annotated[str, typer.Option(help="The network that made the embeddings, as for `calgp embed`.")],
     weights: Annotated[
-        str | None, typer.Option(help="Its file of weights.", show_default="as of `calgp embed`")
+        str | None, typer.Option(help="Its file of weights.", show_default="as for `calgp embed`")
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
+        typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
     ] = None,
     csv: Annotated[
         Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")

@@ -12,7 +12,10 @@ from calgp.errors import CalgpError
 
 def judge(
     predictions: Annotated[
-        list[Path], typer.Argument(help="One or two files: .npz or .csv with probabilities or logits, and labels.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="One or two files: .npz or .csv with probabilities or logits, and labels."
+        ),
     ],
     kind: Annotated[
         Literal["probs", "log_probs", "logits"] | None,
@@ -26,7 +29,7 @@ def judge(
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with diagrams, too.", show_default="none")] = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap, and of the half.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the random half.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Score predictions that were made anywhere: no model and no images are needed.

@@ -31,7 +31,7 @@ def train(
         Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with an interrupted run folder.", show_default="none")
+        Path | None, typer.Option(help="Continue an interrupted run folder.", show_default="none")
     ] = None,
     go_on: Annotated[
         bool, typer.Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
@@ -45,7 +45,7 @@ def train(
         str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …", show_default="32-true; as begun")
     ] = None,
     devices: DevicesOption = 1,
-    accumulate: Annotated[int, typer.Option(help="Parts of a batch, one after the other, to need less memory.")] = 1,
+    accumulate: Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")] = 1,
     threads: ThreadsOption = None,
     workers: Annotated[
         int | None,

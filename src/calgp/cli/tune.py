@@ -43,7 +43,7 @@ def tune(
         int, typer.Option(help="Pilots of the last round; as many as --pilots: all are trained in full.")
     ] = 1,
     folder: Annotated[Path, typer.Option("--out", help="Where logs, tables and pilots go.")] = Path("tuned"),
-    samples: Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks for a score.")] = 20,
+    samples: Annotated[int, typer.Option("--samples", "-S", help="Samples for each prediction.")] = 20,
     jobs: JobsOption = None,
     engine: EngineOption = "local",
     address: AddressOption = None,
