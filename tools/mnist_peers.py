@@ -62,7 +62,7 @@ def seconds(folder: Path) -> int:
 def evaluated(name: str, classifier: calgp.Classifier, passes: int, train_seconds: int) -> None:
     inside = classifier.evaluate()
     outside = classifier.evaluate("notmnist")
-    show(name, passes, train_seconds, inside.scores.to_dict(), outside.ood["entropy"].auroc)
+    show(name, passes, train_seconds, inside.scores.to_dict(), outside.ood["entropy"].auroc.value)
 
 
 def show(name: str, passes: int, train_seconds: int, scores: dict[str, float], auroc: float) -> None:

@@ -105,6 +105,9 @@ class Passes:
     count: passes of the network.
     engine: `samples`, each pass draws all that is random (the paper's Monte Carlo); `moments`, the weights of the last
         layer are integrated in closed form: in a single pass everything else is at its mean, in several it is drawn.
+
+    >>> Passes(50, "samples").count
+    50
     """
 
     count: int

@@ -166,6 +166,10 @@ class Likelihood(nn.Module, ABC):
 class Softmax(Likelihood):
     """p(y = q | f) = exp f_q / Σ exp f. A Gaussian f is integrated by `draws` draws, which cost no network pass.
 
+    >>> f = torch.tensor([[[0.0, 0.0]]])  # one sample of one image: [S, N, Q]
+    >>> Softmax().log_probs(Latent(f)).exp()
+    tensor([[[0.5000, 0.5000]]])
+
     Args:
         draws: of each Gaussian.
         alpha: which bound `expected_log_prob` gives: L_α = (1/α) log E_q[p(y | f)^α] (Li & Gal 2017). α → 0 is

@@ -25,6 +25,9 @@ class Masking(Posterior):
         channel and example (an independent W for each example); `shared`, one W for the whole batch (the paper's
         equation, a consistent function). On vectors `element` and `channel` are the same.
     inverted: W = diag(z/π) M' instead, so that E[W] = M': for networks whose weights were trained without masks.
+
+    >>> Masking(keep=0.9).keep, Masking().granularity
+    (0.9, 'element')
     """
 
     keep: float = 0.5
