@@ -50,7 +50,12 @@ def parameters(folder: RunFolder) -> dict[str, Any]:
 
 
 def logged(records: list[LogRecord]) -> Iterator[Scalar]:
-    """The numbers of log.jsonl: train/nll, train/kl, holdout/err …"""
+    """The numbers of log.jsonl: train/nll, train/kl, holdout/err …
+
+    >>> from calgp.runs import shipped_run
+    >>> sorted({name for name, _, _ in logged(shipped_run().log())})[:2]
+    ['holdout/brier', 'holdout/confidence']
+    """
     for record in records:
         for name, value in vars(record).items():
             if name not in ("kind", "step", "n") and isinstance(value, int | float):

@@ -371,6 +371,9 @@ def mixes_rows(model: nn.Module) -> bool:
     """Whether the prediction of an image depends on its batch: batch norm without running statistics.
 
     It then takes the moments of the batch, as the authors' code does at test time, with batches of 100.
+
+    >>> mixes_rows(nn.BatchNorm1d(2)), mixes_rows(nn.BatchNorm1d(2, track_running_stats=False))
+    (False, True)
     """
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in model.modules())
 

@@ -18,6 +18,9 @@ class Latent(NamedTuple):
 
     A network with masks: S points; without: one; a sparse GP: one Gaussian; a sparse GP on a masked network: S of them;
     a masked network whose last layer is integrated: S Gaussians with a covariance over classes.
+
+    >>> Latent(torch.zeros(5, 2, 3)).is_points  # five samples of two images and three classes
+    True
     """
 
     mean: Float[Tensor, "S N Q"]
@@ -223,6 +226,10 @@ class RobustMax(Likelihood):
     limit of small equal variances (ties share), and pass no gradient. Given f the label is all but certain:
     `log_probs` integrates each component, and what `Predictive` calls epistemic is only what the components differ in.
 
+    >>> f = Latent(torch.tensor([[[3.0, 0.0, 0.0]]]))
+    >>> RobustMax(epsilon=0.1).log_probs(f).exp()
+    tensor([[[0.9000, 0.0500, 0.0500]]])
+
     Args:
         epsilon: ε, the share of labels that may be wrong.
         nodes: of the quadrature. 20 are right to 1e-3 where the deviations of f_q are within a factor of 3.
@@ -273,6 +280,9 @@ class Gaussian(Likelihood):
 
     `y` is [N, Q], or [N] for one function. There are no classes, so `log_probs`, and with it `predict`, is refused:
     the moments of a prediction are those of the Latent, with σ² added to the variance.
+
+    >>> Gaussian(variance=4.0).variance.item()
+    4.0
     """
 
     def __init__(self, variance: float = 1.0) -> None:
