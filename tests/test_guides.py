@@ -1,5 +1,7 @@
 """README and the pages of the documentation, followed to the letter, but for the number of steps."""
 
+import base64
+import json
 import re
 import shlex
 import shutil
@@ -223,6 +225,26 @@ def test_embeddings(tmp_path, monkeypatch):
     assert names["flagged"].double().mean() < 0.15
     page = Path("judged.html").read_text()
     assert "gp less linear" in page and page.count("<svg") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_requests_of_the_server_page_are_answered(world):
+    """Each line of curl in docs/serve.md, with another address and a whole image."""
+    from calgp.runs import load as load_run
+    from serve.conftest import serving
+
+    image = base64.b64encode((world / "two.png").read_bytes()).decode()
+    lines = re.findall(r"^curl .*", (DOCS / "serve.md").read_text(), re.M)
+    assert len(lines) == 4
+    with serving(load_run("shipped")) as address:
+        for line in lines:
+            line = line.replace("http://127.0.0.1:8000", address).replace("iVBORw0…", image)
+            line = line.replace("a.png", "two.png").replace("b.jpg", "new.jpg")
+            found = subprocess.run(
+                shlex.split(line, comments=True), cwd=world, capture_output=True, text=True, check=True
+            )
+            assert json.loads(found.stdout)["predictions"][0]["label"] in "0123456789", line
 
 
 def python_blocks(name):
