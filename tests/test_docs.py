@@ -101,6 +101,19 @@ def test_there_is_a_notebook_for_each_way_in():
             assert not drawn or len(cell.metadata["alt"]) > 40
 
 
+def test_a_terminal_recording_ends_with_the_last_screen():
+    """A progress bar that is overwritten, then a result in green; without motion only the end is shown."""
+    recording = tool("terminal_svg")
+    events = [(0.1, "half\r\n"), (0.2, "\x1b[1A\x1b[2Kdone\r\n"), (0.3, "\x1b[32mbetter\x1b[0m <1\r\n")]
+    svg = recording.draw({"command": "calgp demo", "events": events}, "A demo")
+    *frames, last = re.findall(r'<g id="f\d+" class="(\w+)">(.*?)</g>', svg)
+    assert [name for name, _ in frames] == ["frame"] * 3 and last[0] == "last"
+    text = re.sub(r"<[^>]*>", "|", last[1])
+    assert "calgp demo" in text and "done" in text and "half" not in text and "better" in text and "&lt;1" in text
+    assert recording.COLOURS["32"] in last[1]
+    assert "prefers-reduced-motion:no-preference" in svg and "<title>A demo</title>" in svg
+
+
 def command_lines(page):
     """The calls of calgp in a page's blocks of shell commands, without comments, as lists of words."""
     for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
