@@ -53,7 +53,7 @@ def record(file: Path, command: list[str]) -> None:
         events.append((round(time.monotonic() - start, 2), text))
     if process.wait():
         sys.exit(f"{' '.join(command)} ended with status {process.returncode}")
-    file.write_text(json.dumps({"command": " ".join(command), "events": events}))
+    file.write_text(json.dumps({"command": " ".join(command), "folder": str(Path.cwd()), "events": events}))
 
 
 class Emulator:
@@ -110,7 +110,7 @@ def frames(recording: dict) -> list[tuple[float, Screen]]:
     terminal.write(f"\x1b[1;32m$\x1b[0m {recording['command']}\r\n")
     screens.append(terminal.screen())
     for _, text in recording["events"]:
-        terminal.write(text)
+        terminal.write(text.replace(recording.get("folder", "\0"), "~"))
         if (now := terminal.screen()) != screens[-1]:
             screens.append(now)
     chosen = sorted({round(k * (len(screens) - 1) / (FRAMES - 1)) for k in range(FRAMES)})
