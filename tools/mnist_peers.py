@@ -95,7 +95,7 @@ def laplace(folder: Path) -> None:
     sys.path.append(str(Path(sys.prefix) / "networks"))  # where the Makefile puts laplace-torch
     classifier = calgp.load(folder)
     train = TrainingData.of(classifier.card.run, None).train
-    network = Logits(classifier.model).eval()
+    network = Logits(classifier.model).to(memory_format=torch.contiguous_format).eval()
     data = torch.utils.data.TensorDataset(to_unit_interval(train.x), train.y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

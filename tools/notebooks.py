@@ -19,8 +19,10 @@ def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     place = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
-    for cell in notebook.cells:  # times of execution and versions would differ each time
+    for cell in notebook.cells:  # times of execution would differ each time; tqdm asks for widgets that nobody needs
         cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if "TqdmWarning" not in each.get("text", "")]
     notebook.metadata["language_info"] = {"name": "python"}
     return notebook
 
