@@ -40,6 +40,7 @@ YOURS = {
     "tune mnist": "tune digits --methods cnn",
     "--methods cnn-gp-sorf,cnn-mcd,cnn-cal": "--methods cnn-gp-sorf,cnn",
     'source = "mnist"': 'source = "digits"',
+    "epochs = 3": "steps = 1",
     "--random 20": "--random 2",
     "random = 20": "random = 2",
     "seeds = [0, 1, 2]": "seeds = [0]",
@@ -127,7 +128,7 @@ def follow(page, scope=None):
 
 SHORT = ["corruptions.md", "guides/out-of-distribution.md", "guides/reading-a-report.md", "reproduce.md"]
 LONG = [
-    "../README.md", "index.md", "methods.md", "results.md", "scaling.md", "guides/decisions.md", "guides/deployment.md",
+    "../README.md", "api/index.md", "index.md", "methods.md", "results.md", "scaling.md", "guides/decisions.md", "guides/deployment.md",
     "guides/large-data.md", "guides/own-network.md", "guides/sweeps.md", "guides/trackers.md", "guides/tuning.md",
 ]  # fmt: skip
 ELSEWHERE = {  # with a test of their own: below, in test_docs.py, test_embed.py and serve/test_server.py
