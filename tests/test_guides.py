@@ -128,7 +128,8 @@ def follow(page, scope=None):
 
 SHORT = ["corruptions.md", "guides/out-of-distribution.md", "guides/reading-a-report.md", "reproduce.md"]
 LONG = [
-    "../README.md", "api/index.md", "index.md", "methods.md", "results.md", "scaling.md", "guides/decisions.md", "guides/deployment.md",
+    "../README.md", "api/index.md", "index.md", "methods.md", "results.md", "scaling.md", "guides/decisions.md",
+    "guides/deployment.md",
     "guides/large-data.md", "guides/own-network.md", "guides/sweeps.md", "guides/trackers.md", "guides/tuning.md",
 ]  # fmt: skip
 ELSEWHERE = {  # with a test of their own: below, in test_docs.py, test_embed.py and serve/test_server.py
