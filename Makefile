@@ -71,11 +71,12 @@ load: $(CHECKS)  ## measure the server under load on loopback (about five minute
 attack: $(CHECKS)  ## attack the server with slow, silent, huge and vanishing clients for ten minutes (SECONDS=…)
 	@PYTHONPATH=.:tests $(BIN)/python tests/attacks.py --seconds $(or $(SECONDS),600)
 
+# OMP_NUM_THREADS: two test processes on two cores have one thread each; with more they wait for each other.
 test: $(CHECKS)  ## run the tests (README's test command)
-	@$(BIN)/python -m pytest -n 2 --dist worksteal tests src --doctest-modules
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests src --doctest-modules
 
-quick: $(CHECKS)  ## the tests that are not marked slow: every room, about nine minutes on two cores
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests
+quick: $(CHECKS)  ## the tests that are not marked slow: every room, at most three minutes on two quiet cores
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests
 
 test-all: test  ## the tests, then a short form of every attack: about a quarter of an hour more
 	@PYTHONPATH=.:tests $(BIN)/python tests/attacks.py --seconds 60

@@ -29,7 +29,7 @@ from calgp.data.shards import write_shards
 from calgp.gp import Bound
 from calgp.nets import Task
 from calgp.runs import Run, TrainingData, fit, from_json
-from calgp.runs.folder import build
+from calgp.runs.build import build
 from calgp.runs.loop import make_optimiser
 
 WARM, TIMED = 5, 15  # steps of a turn: the first use up what was read ahead while others had theirs

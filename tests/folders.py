@@ -1,8 +1,12 @@
 """What tests do with a run folder in one call; everything goes through `Classifier`."""
 
+import fcntl
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from calgp.data import Images
@@ -10,6 +14,19 @@ from calgp.runs import Calibration, Check, Classifier, Evaluation, Exported, Fit
 from calgp.runs.evaluation import PredictedImages
 from calgp.runs.reading import read_header, read_tensors
 from calgp.runs.training_data import held_out_images
+
+
+def made_once(places: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the first of all test processes makes; the others wait for it."""
+    base = places.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = shared / name, shared / f"{name}.made"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
 
 
 def classifier(folder: RunFolder, fabric=None, *, calibrated: bool = True, decided: bool = True) -> Classifier:

@@ -385,10 +385,10 @@ def run_readers(folder: Path) -> list[Reader]:
     from calgp.gp import Predictive
     from calgp.posthoc import calibration
     from calgp.report import write_report
+    from calgp.runs.build import build
     from calgp.runs.checkpoint import LoadedCheckpoint
     from calgp.runs.decision_metrics import decide_on
     from calgp.runs.evaluation import columns_of
-    from calgp.runs.folder import build
     from calgp.runs.image_scores import image_scores, image_scores_name, packed
     from calgp.runs.loop import make_optimiser
     from calgp.runs.pack import pack, unpack

@@ -42,7 +42,8 @@ from calgp.gp import Bound, Noise, NumericalError
 from calgp.methods import METHODS
 from calgp.nets import Task
 from calgp.runs import Interrupted, Run, RunFolder, TrainingData, fit, from_json, open_device, train_run
-from calgp.runs.folder import CHECKPOINT, build
+from calgp.runs.build import build
+from calgp.runs.folder import CHECKPOINT
 from calgp.runs.loop import make_optimiser
 from calgp.runs.ranks import share
 from folders import evaluate, metadata, tensors

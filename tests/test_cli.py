@@ -231,6 +231,7 @@ def test_continue_begins_goes_on_and_leaves_what_is_finished(run_cli, cli_run, t
     assert status == 1 and "give --out" in output
 
 
+@pytest.mark.slow
 def test_evaluate_on_corrupted_images_leaves_the_other_scores_alone(run_cli, cli_run, tmp_path):
     copy = shutil.copytree(cli_run, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
@@ -262,6 +263,7 @@ def test_evaluate_takes_all_severities_in_turn(run_cli, cli_run, tmp_path):
     assert status == 0 and "letters under jpeg" in output and "MNLL" not in output  # outside: uncertainty alone
 
 
+@pytest.mark.slow
 def test_corrupted_images_depend_on_their_own_seed_alone(run_cli, cli_run, tmp_path):
     shutil.copytree(cli_run, tmp_path / "copy")
     sums = [
@@ -333,7 +335,10 @@ def test_train_has_flags_for_images_of_ones_own(run_cli):
     assert run.class_weights == (1, 2, 1, 1, 1, 1, 1, 1, 1, 0.5) and run.augment == ("crop", "flip") and run.crop == 2
     assert run.normalise == "standard" and run.patience == 3
     assert run_cli("train", "--class-weights", "even")[0] == 1
-    assert "augment='rotate': must be auto, none, flip or crop" in run_cli("train", "--augment", "rotate")[1]
+    assert (
+        "augment='rotate': must be auto, none, flip, crop, cutout or mixup"
+        in run_cli("train", "--augment", "rotate")[1]
+    )
 
 
 def test_a_training_ends_with_what_was_done_how_good_it_is_and_what_is_next(run_cli):
@@ -346,7 +351,7 @@ def test_a_training_ends_with_what_was_done_how_good_it_is_and_what_is_next(run_
     )
     assert done.endswith("into run.") and after == "Next: calgp evaluate run"
     run, records = RunFolder("run").card().run, RunFolder("run").log()
-    assert (run.holdout, run.augment, run.calibration) == (0.1, (), True)
+    assert (run.holdout, run.augment, run.calibration) == (0.1, ("crop",), True)
     wrong = round(60 * next(each for each in records[::-1] if each.kind == "holdout").err)
     assert good.startswith(f"On 60 held-out images {wrong} are wrong ({wrong / 60:.1%}), MNLL ")
     assert ("with a temperature of" in good) == (RunFolder("run").calibration() is not None)
@@ -541,6 +546,7 @@ def test_predict_is_calibrated_unless_asked_otherwise(run_cli, copied):
     assert sum(calibrated["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_decide_evaluate_predict_report(run_cli, copied):
     status, output = run_cli("decide", "copy", "-S", "4", "--error", "0.01", "--coverage", "0.8")
     printed = " ".join(output.split())

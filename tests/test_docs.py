@@ -182,3 +182,12 @@ def test_contributing_names_files_that_are_there():
     }
     assert len(named) > 20
     assert [name for name in named if not any((ROOT / place / name).is_file() for place in ("src/calgp", "."))] == []
+
+
+def test_contributing_names_what_is_in_those_files():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:\w+/)*\w+\.py)` \(`([\w.]+)`\)", page)
+    assert len(named) > 12
+    for file, name in named:
+        source = (ROOT / "src/calgp" / file).read_text(encoding="utf-8")
+        assert all(re.search(rf"^ *(?:def|class) {part}\b", source, re.M) for part in name.split(".")), (file, name)

@@ -14,13 +14,15 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from calgp import CalgpError, GPClassifier, Predictive
-from calgp.embeddings import Inputs, _climb, _folds
+from calgp.embeddings import Inputs
+from calgp.embeddings.hyperparameters import _climb, _folds
 from calgp.posthoc.outliers import OUTLIER_SCORES, Density
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 DIGITS = DIGITS.astype(np.float32)
 
 
+@pytest.mark.slow
 @parametrize_with_checks([GPClassifier()])
 def test_scikit_learns_own_checks(estimator, check):
     """All of them, without an option: none is exempted."""
@@ -43,6 +45,7 @@ def fitted() -> GPClassifier:
     return GPClassifier().fit(DIGITS[:300], LABELS[:300])
 
 
+@pytest.mark.slow
 def test_it_finds_what_no_linear_rule_can():
     (X, y, _), (X_test, y_test, truth) = bent(600, 0), bent(2000, 1)
     found = log_loss(y_test, GPClassifier().fit(X, y).predict_proba(X_test))
@@ -56,12 +59,14 @@ def test_it_finds_what_no_linear_rule_can():
     assert found < entropy + 0.4 * (linear - entropy)  # most of what there is to gain
 
 
+@pytest.mark.slow
 def test_with_more_rows_than_inducing_inputs_it_is_nearly_as_good():
     (X, y, _), (X_test, y_test, _) = bent(900, 0), bent(2000, 1)
     exact, some = (log_loss(y_test, GPClassifier(inducing=m).fit(X, y).predict_proba(X_test)) for m in (900, 300))
     assert some < exact + 0.05
 
 
+@pytest.mark.slow
 def test_on_digits_it_is_no_worse_than_tuned_logistic_regression():
     X, y, X_test, y_test = DIGITS[:600], LABELS[:600], DIGITS[600:], LABELS[600:]
     tuned = make_pipeline(
@@ -195,6 +200,7 @@ def test_many_classes(classes):
     np.testing.assert_allclose(found.predict_proba(means[:10]).sum(1), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scikit_learns_tools_take_it(fitted, tmp_path):
     assert cross_val_score(GPClassifier(), DIGITS[:200], LABELS[:200], cv=2).min() > 0.8
     joblib.dump(fitted, tmp_path / "it")

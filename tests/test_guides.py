@@ -215,6 +215,7 @@ def test_own_images(tmp_path, monkeypatch):
     assert len(Path("predictions.csv").read_text().splitlines()) > 2
 
 
+@pytest.mark.slow
 def test_embeddings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

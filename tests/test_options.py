@@ -79,12 +79,14 @@ def everywhere(tmp_path_factory):
     return json.loads(found.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "sweep", "tune"])
 def test_one_line_makes_a_flag_with_help_and_default(everywhere, command):
     line = next(line for line in everywhere[command].splitlines() if "--warmth" in line)
     assert "--warmth,--heat" in line.replace(" ", "") and "<int>" in line and "Of the oven. [default: 3]" in line
 
 
+@pytest.mark.slow
 def test_one_line_makes_an_option_of_set_of_a_file_of_a_grid_and_of_the_estimator(everywhere):
     assert {name: everywhere[name] for name in ("flag", "set", "config", "estimator", "parameters")} == {
         "flag": 4, "set": 5, "config": 6, "estimator": 2, "parameters": 3,
@@ -93,6 +95,7 @@ def test_one_line_makes_an_option_of_set_of_a_file_of_a_grid_and_of_the_estimato
     assert everywhere["command"].endswith("--warmth 2")
 
 
+@pytest.mark.slow
 def test_its_mistakes_are_refused_in_one_form_before_torch_is_imported(everywhere):
     limits, kind, name = everywhere["refused"]
     assert limits == "Invalid warmth=10: must be a whole number from 1 to 9, such as 3."
@@ -101,6 +104,7 @@ def test_its_mistakes_are_refused_in_one_form_before_torch_is_imported(everywher
     assert not everywhere["torch"]
 
 
+@pytest.mark.slow
 def test_a_younger_option_at_its_default_leaves_the_keys_of_runs_as_they_were(everywhere):
     same, other = everywhere["keys"]
     assert same == key(from_json({})) != other

@@ -52,6 +52,7 @@ def test_no_other_console_is_made():
     assert [file.name for file in rooms.rglob("*.py") if "import Console" in file.read_text()] == ["terminal.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, encoding):
     for arguments, status in ((["methods", "cnn-gp-sorf"], 0), (["evaluate", str(tmp_path / "Löwe→")], 1)):
@@ -69,6 +70,7 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, encoding):
         done.stdout.decode(encoding)
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_is_markup_can_be_trained_into(tmp_path):
     """It ended in a MarkupError, after the training."""
     command = [sys.executable, "-m", "calgp", "train", "--source", "digits", "--method", "cnn", "--steps", "1"]

@@ -59,6 +59,7 @@ def test_a_training_is_watched_as_it_goes(tmp_path, monkeypatch):
     assert [step for step, _ in found["train/nll"]] == [20, 40, 43]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # MLflow's imports, and its store of files, warn
 def test_mlflow_reads_parameters_metrics_and_files(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")

@@ -135,7 +135,7 @@ def costs() -> None:
     from calgp.gp import Bound
     from calgp.nets import Task
     from calgp.runs import Run, RunFolder, TrainingData, fit, open_device, score
-    from calgp.runs.folder import build
+    from calgp.runs.build import build
     from calgp.runs.loop import make_optimiser
 
     torch.set_num_threads(1)

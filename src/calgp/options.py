@@ -39,14 +39,12 @@ class Interval:
         return above and (value < self.high if ")" in self.open else value <= self.high) and value < math.inf
 
     def __str__(self) -> str:
-        low, high = (f"{end:,.0f}" if end == round(end) and abs(end) < 1e10 else f"{end:g}" for end in self._ends())
+        ends = self.low, 0.0 if self.high == math.inf else self.high
+        low, high = (f"{end:,.0f}" if end == round(end) and abs(end) < 1e10 else f"{end:g}" for end in ends)
         if self.high == math.inf:
             return f"above {low}" if "(" in self.open else f"of at least {low}"
         first, between = (f"above {low}", "and") if "(" in self.open else (f"from {low}", "to")
         return f"{first} {between} {'below ' if ')' in self.open else ''}{high}"
-
-    def _ends(self) -> tuple[float, float]:
-        return self.low, (0.0 if self.high == math.inf else self.high)
 
 
 COUNT = Interval(1, 2**31)

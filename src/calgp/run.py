@@ -22,7 +22,7 @@ else:
 MODEL, IMAGES, TRAINING = "Model", "Images", "Training"  # the panels of `calgp train --help`
 WHOLE = Interval(1, 1e12)
 SEED = Interval(0, 2**63, open=")")
-EPOCHS, STEPS = 20, (600, 20_000)  # of a run that names no budget: so many epochs, within these limits
+EPOCHS, STEPS = 30, (1000, 20_000)  # of a run that names no budget: so many epochs, within these limits
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Run:
     )  # fmt: skip
     epochs: float | None = option(
         None, "Passes over the training images.", within=POSITIVE,
-        default_text="20, but 600 to 20,000 steps in all", example=20.0, group=TRAINING,
+        default_text="30, but 1,000 to 20,000 steps in all", example=30.0, group=TRAINING,
     )  # fmt: skip
     steps: int | None = option(
         None, "Optimiser steps, instead of epochs.", within=WHOLE, default_text="by epochs", example=1000,
@@ -104,9 +104,11 @@ class Run:
         "Weights of the classes: numbers in their order, or balanced, which makes all classes count the same.",
         within=Interval(0), default_text="1 each", example="balanced", group=TRAINING, since_version="0.1.0",
     )  # fmt: skip
-    augment: tuple[Literal["auto", "none", "flip", "crop"], ...] = option(
-        ("auto",), "Random changes of the training images: flip, crop (moves them), auto or none.",
-        default_text="auto: crop colour images of 32 pixels and more, flip them where a mirror does no harm",
+    augment: tuple[Literal["auto", "none", "flip", "crop", "cutout", "mixup"], ...] = option(
+        ("auto",),
+        "Random changes of the training images: flip, crop (moves them), cutout (a black square), mixup (mixes pairs "
+        "of images and labels), auto or none.",
+        default_text="auto: crop; flip colour images where a mirror does no harm",
         example="flip,crop", group=IMAGES, since_version="0.1.0", before=(),
     )  # fmt: skip
     crop: int | None = option(

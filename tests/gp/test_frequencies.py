@@ -59,7 +59,7 @@ def gram(kernel, frequencies, c):
 # ΦΦᵀ → K
 
 
-@pytest.mark.parametrize("n_rf", [1, 11, 16])
+@pytest.mark.parametrize("n_rf", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 11)), 16])
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize(("name", "ard"), [(name, ard) for name in KERNELS for ard in (False, True)])
 def test_expansion_is_unbiased(name, ard, draw, n_rf):
@@ -380,8 +380,10 @@ def test_several_threads_of_python_share_a_layer():
         assert all(torch.equal(found, expected) for found in pool.map(lambda _: projected(sorf, c), range(40)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("d", "n_rf"), [(1280, 1280), (150, 300), (1100, 5000)])
+@pytest.mark.parametrize(
+    ("d", "n_rf"),
+    [pytest.param(1280, 1280, marks=pytest.mark.slow), (150, 300), pytest.param(1100, 5000, marks=pytest.mark.slow)],
+)
 def test_signs_of_earlier_versions_keep_their_size(d, n_rf):
     """They were padded to a power of two."""
     padded = 2 ** math.ceil(math.log2(d))

@@ -150,7 +150,8 @@ def problem(rows, blocks, d, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(
-    ("rows", "blocks", "d"), [(5, 1, 1), (5, 3, 2), (7, 1, 64), (3, 2, 128), (3, 2, 320), (2, 1, 8192)]
+    ("rows", "blocks", "d"),
+    [(5, 1, 1), (5, 3, 2), (7, 1, 64), (3, 2, 128), (3, 2, 320), pytest.param(2, 1, 8192, marks=pytest.mark.slow)],
 )
 def test_product_in_the_cache_equals_the_explicit_matrices(rows, blocks, d, backend):
     x, (d0, d1, d2) = problem(rows, blocks, d)

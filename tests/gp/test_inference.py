@@ -1,8 +1,6 @@
 import copy
 import itertools
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -562,17 +560,14 @@ def test_images_that_a_model_cannot_take_are_refused_in_one_sentence():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("x.numpy()", "Invalid images, ndarray: must be one tensor of images"),
-        ("'photo.png'", "Invalid images, str: must be one tensor"),
-        ("[x]", "Invalid batch, Tensor: must be images and their rows"),
-        ("[(x, 'rows')]", "Invalid batch, tuple: must be images and their rows"),
+        (np.zeros((2, 6), np.float32), "Invalid images, ndarray: must be one tensor of images"),
+        ("photo.png", "Invalid images, str: must be one tensor"),
+        ([torch.zeros(2, 6)], "Invalid batch, Tensor: must be images and their rows"),
+        ([(torch.zeros(2, 6), "rows")], "Invalid batch, tuple: must be images and their rows"),
     ],
+    ids=["array", "name", "no rows", "rows of text"],
 )
-def test_what_is_no_images_at_all_is_refused_in_one_sentence(given, said):
-    """In a process without the type checks of the tests, which would be first."""
-    program = (
-        "import torch, calgp\nx = torch.rand(2, 1, 28, 28)\nmodel = calgp.load('shipped').model\n"
-        f"try: calgp.predict(model, {given})\nexcept calgp.CalgpError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert said in done.stdout, done.stderr
+def test_what_is_no_images_at_all_is_refused_in_one_sentence(given, said, unchecked):
+    """Without the type checks of the tests, which would be first."""
+    with pytest.raises(CalgpError, match=said):
+        predict(Toy(), given)

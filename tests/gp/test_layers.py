@@ -57,6 +57,7 @@ def test_functions_are_features_times_weights(kernel, frequencies):
     torch.testing.assert_close(layer(c), phi @ layer.weights.weight)
 
 
+@pytest.mark.slow
 def test_prior_functions_have_the_kernels_covariance():
     """W ~ N(0, 1) makes cov(f) = ΦΦᵀ, near K with 4000 frequencies; over 4000 functions, within 5 standard errors."""
     layer = gp(3, 4000, n_rf=4000, frequencies="orthogonal", masking=UNMASKED).double()

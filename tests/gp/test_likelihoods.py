@@ -135,7 +135,7 @@ def largest_by_scipy(mean, deviation, y):
     return integrate.quad(integrand, mean[y] - edge, mean[y] + edge, points=[mean[y]], epsabs=1e-12, limit=200)[0]
 
 
-@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("classes", [2, 3, pytest.param(10, marks=pytest.mark.slow)])
 def test_robust_max_equals_integration(classes):
     """Deviations within a factor of three, means within their reach: the accuracy that the docstring promises."""
     generator = torch.Generator().manual_seed(classes)

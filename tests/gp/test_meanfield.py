@@ -12,6 +12,7 @@ from calgp.gp import (
     MeanFieldConv2d,
     MeanFieldFrequencies,
     MeanFieldLinear,
+    MeanFieldLinearPerOutput,
     Noise,
     RandomFeatureGP,
     Theta,
@@ -140,10 +141,10 @@ def test_draws_of_a_convolution_have_the_moments_of_drawn_filters(stride, window
 
 
 def test_own_features_per_output_have_their_own_moments():
-    layer, h = spread(MeanFieldLinear(6, 4, bias=True, generator=seeded(0))), randn(2, 4, 6)
-    draws = numpy(layer.per_output(h, keyed(2, samples=20_000)).unflatten(0, (-1, 2)))
-    m, s, b = numpy(layer.weight), numpy(layer.log_deviation.exp()), numpy(layer.bias)
-    mean, variance = np.einsum("iqk,kq->iq", h, m) + b, np.einsum("iqk,kq->iq", h.numpy() ** 2, s**2)
+    layer, h = spread(MeanFieldLinearPerOutput(6, 4, generator=seeded(0))), randn(2, 4, 6)
+    draws = numpy(layer(h, keyed(2, samples=20_000)).unflatten(0, (-1, 2)))
+    m, s = numpy(layer.weight), numpy(layer.log_deviation.exp())
+    mean, variance = np.einsum("iqk,kq->iq", h, m), np.einsum("iqk,kq->iq", h.numpy() ** 2, s**2)
     within_errors(draws, mean, variance)
 
 

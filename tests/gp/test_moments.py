@@ -14,6 +14,7 @@ from calgp.gp import (
     Latent,
     MaskedConv2d,
     MaskedLinear,
+    MaskedLinearPerOutput,
     Masking,
     MeanField,
     Noise,
@@ -71,7 +72,8 @@ def test_without_masks_there_is_a_point(outputs):
     assert torch.equal(mean, layer(h)) and (covariance == 0).all()
     latent = layer.latent(h)
     assert latent.is_points and torch.equal(latent.mean[0], mean)
-    own = layer.latent_per_output(h[:, None].expand(-1, outputs, -1))
+    per_output = MaskedLinearPerOutput(6, outputs, masking=Masking(1.0), generator=seeded(0)).double()
+    own = per_output.latent(h[:, None].expand(-1, outputs, -1))
     assert own.is_points
     torch.testing.assert_close(own.mean[0], mean)
     points = Latent(mean[None], covariance=covariance[None]).points(8)
@@ -229,7 +231,7 @@ def test_singular_covariances_train_and_predict(case, dtype):
     Softmax().expected_log_prob(latent, y, noise).sum().backward()
     assert layer.weight.grad.isfinite().all() and h.grad.isfinite().all() and layer.weight.grad.any()
     points = latent.points(4000, noise).detach().double()
-    exact = layer.spread * weighted_gram(h.detach().double().square(), layer.weight.detach().double())
+    exact = layer.mask.masking.spread * weighted_gram(h.detach().double().square(), layer.weight.detach().double())
     expected = exact.diagonal(dim1=1, dim2=2)
     error = {torch.float32: 0, torch.bfloat16: 0.02}[dtype]  # bfloat16 has three digits
     largest = expected.amax(-1, keepdim=True)
@@ -257,10 +259,10 @@ def test_gradients_of_the_moments():
 
 
 def test_gradients_of_the_moments_with_an_own_theta_per_output():
-    layer = MaskedLinear(4, 3, masking=Masking(0.3), generator=seeded(0)).double()
+    layer = MaskedLinearPerOutput(4, 3, masking=Masking(0.3), generator=seeded(0)).double()
 
     def moments(h):
-        found = layer.latent_per_output(h)
+        found = layer.latent(h)
         return found.mean, found.covariance
 
     assert gradcheck(moments, [randn(2, 3, 4).requires_grad_()])
@@ -476,7 +478,7 @@ def test_many_outputs_are_points_with_the_moments_of_all_masks():
     assert ((covariance - expected).abs() < bound).all()
 
 
-@pytest.mark.parametrize("classes", [100, 1000])
+@pytest.mark.parametrize("classes", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_moments_of_many_classes_are_right_though_inputs_share_signs_in_groups(classes):
     """512 features, so signs in two steps. Of f in 12 directions u: mean exact, covariance (Mu)ᵀ diag(h²) (Mv) / 4.
 
@@ -504,7 +506,7 @@ def test_the_moments_of_many_classes_are_right_though_inputs_share_signs_in_grou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("classes", [100, 1000])
+@pytest.mark.parametrize("classes", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_points_of_many_classes_predict_as_masks_do(classes):
     """32 points, of which 16 are independent, against 2,000 masks, at 1,024 features and 40 inputs.
 

@@ -178,6 +178,7 @@ print(step(40, 36) - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_patches_and_not_with_their_squares():
     """40 images of 1024 patches: the covariances of all pairs would take 160 MB in float32.
 

@@ -138,6 +138,7 @@ def test_the_start_is_a_function_of_the_generator():
     assert torch.equal(points[0], points[1]) and not torch.equal(points[0], points[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", ["softmax", "robust-max"])
 def test_the_bound_rises_on_the_embedded_digits(likelihood):
     train = load("digits", "train").resized(14)

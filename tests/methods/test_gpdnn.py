@@ -222,6 +222,7 @@ def test_batch_norm_at_the_start_uses_what_the_first_steps_will_use():
     assert (c[:, None] - model.gp.inducing.points.detach()).norm(dim=-1).amin(1).max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

@@ -269,6 +269,7 @@ def test_without_it_only_building_fails_and_says_what_to_install(monkeypatch):
         build()
 
 
+@pytest.mark.slow
 def test_the_package_and_the_list_of_methods_do_not_import_it():
     script = "import calgp, sys; calgp.METHODS; from calgp import cli; assert 'gpytorch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,27 @@ def test_samples_share_the_stages_without_masks(unmasked):
     assert c.shape == ((10, 8) if unmasked < 3 else (2, 8))
 
 
+def test_a_mirrored_prediction_is_the_mean_of_the_features_of_both_images():
+    task, x = Task(3, 32, 32, 10), photographs(4, 32).float() / 255
+    plain, mirrored = (
+        Compact(widths=(4, 6, 8), mirror=mirror).build(task, Masking(0.8), generator=torch.Generator().manual_seed(0))
+        for mirror in (False, True)
+    )
+    for net in (plain, mirrored):
+        name_sites(net)
+    noise = Noise(0, torch.arange(3), torch.arange(4))
+
+    def features(net, x):
+        return net(net.stem(x), noise)
+
+    assert features(mirrored, x).equal(features(plain, x))  # training sees images as they are
+    plain.load_state_dict(mirrored.state_dict())
+    plain.eval(), mirrored.eval()
+    expected = (features(plain, x) + features(plain, x.flip(-1))) / 2
+    assert torch.allclose(features(mirrored, x), expected, atol=1e-6)
+    assert torch.allclose(features(mirrored, x), features(mirrored, x.flip(-1)), atol=1e-6)
+
+
 def test_the_filters_cost_their_kl_and_the_whitening_costs_nothing():
     net = SMALL.build(Task(3, 32, 32, 5), Masking(0.5), generator=torch.Generator().manual_seed(0))
     keeps = [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
@@ -97,6 +119,8 @@ def test_the_filters_cost_their_kl_and_the_whitening_costs_nothing():
 )  # fmt: skip
 def test_auto_chooses_by_size_and_channels(task, expected):
     assert Auto().choose(task) == expected
+    mirrored = replace(expected, mirror=True) if isinstance(expected, Compact) else expected
+    assert Auto().choose(task, mirror=True) == mirrored
     assert all(each.choose(task) is each for name, each in BACKBONES.items() if name != "auto")
 
 

@@ -10,7 +10,7 @@ from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, ResNet
 from calgp.paper import EXPERIMENTS, SCALES, chosen, find_scale, jobs_of
-from calgp.paper.experiments import GPDNN_PRIOR
+from calgp.paper.cells import GPDNN_PRIOR
 from calgp.paper.rows import PAPER, Row
 from calgp.paper.scales import (
     ALL,

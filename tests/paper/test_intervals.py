@@ -1,5 +1,6 @@
 """Intervals over seeds and test images: closed forms, and how often equal methods are told apart."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -93,8 +94,14 @@ def outcomes(chance: np.random.Generator, hardness: np.ndarray, seed_effect: flo
     return metrics.outcomes(torch.from_numpy(log_probs), torch.ones(len(hardness), dtype=torch.long))
 
 
+@functools.cache
+def weights_of(images: int) -> torch.Tensor:
+    """The same for all rows, as for all runs on the same images."""
+    return metrics.resample_weights(images, seed=0).double()
+
+
 def simulated_row(method: str, runs: list[Outcomes], panel: str = "p") -> Row:
-    weights = metrics.resample_weights(len(runs[0]), seed=0).double()
+    weights = weights_of(len(runs[0]))
     found = [metrics.scores(run).to_dict() for run in runs]
     resampled = [metrics.resampled_scores(run, weights) for run in runs]
     values = {name: tuple(scores[name] for scores in found) for name in PAPER}

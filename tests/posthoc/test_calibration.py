@@ -40,7 +40,7 @@ def nll_at(temperatures, log_probs, y):
 # --- temperature ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("classes", [2, 10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
 def test_temperature_is_the_best_of_a_fine_grid(classes, sharpness):
     log_probs, y = predictions(classes=classes, sharpness=sharpness)

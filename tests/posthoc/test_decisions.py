@@ -256,6 +256,7 @@ def test_scores_are_those_of_a_naive_loop(kind):
             assert found[i, k].item() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(n=st.integers(1, 400), percent=st.integers(1, 99))
 def test_the_quantile_is_the_exact_order_statistic(n, percent):

@@ -216,7 +216,7 @@ def test_a_score_does_not_depend_on_the_batch(monkeypatch):
     for name in ("density", "neighbours"):
         score = find(name).fit(x, y)
         expected = score.score(x)
-        monkeypatch.setattr("calgp.posthoc.outliers.ROWS", 1)
+        monkeypatch.setattr("calgp.posthoc.feature_outliers.ROWS", 1)
         torch.testing.assert_close(score.score(x), expected, atol=1e-3, rtol=1e-9)  # neighbours: √ε at distance 0
         monkeypatch.undo()
         assert score.score(x[:0]).shape == (0,)

@@ -84,6 +84,7 @@ def test_the_page_can_be_read_aloud(double: Page) -> None:
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
+@pytest.mark.slow
 def test_a_page_is_the_same_every_time(runs, tmp_path: Path) -> None:
     first, second = (write_report(runs[:1], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
     assert first == second
@@ -132,6 +133,7 @@ def test_several_runs_are_compared_first(double: Page, runs) -> None:
     assert f"★ best{best:.4f}" in double.text
 
 
+@pytest.mark.slow
 def test_runs_of_one_method_are_distinguished(copied: RunFolder, runs, tmp_path: Path) -> None:
     page = reported([runs[0], copied], tmp_path / "report.html")
     assert re.search(r"cnn-gp-sorf\b.* \(run\)", page.text)
@@ -144,6 +146,7 @@ def test_the_most_uncertain_come_first(single: Page, runs) -> None:
     assert shown == [f"row {row}" for row in expected]
 
 
+@pytest.mark.slow
 def test_names_are_escaped(copied: RunFolder, tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>"
     card = json.loads((copied.path / "run.json").read_text())
@@ -170,6 +173,7 @@ def test_a_source_that_is_not_there_leaves_a_note_in_place_of_images(copied: Run
     assert "Confidently wrong" in page.text  # the digits are still there
 
 
+@pytest.mark.slow
 def test_other_images_than_those_evaluated_are_not_shown(copied: RunFolder, tmp_path: Path) -> None:
     path = copied.path / "scores-digits.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"checksum": "0" * 64}))
@@ -177,6 +181,7 @@ def test_other_images_than_those_evaluated_are_not_shown(copied: RunFolder, tmp_
     assert "checksum differs" in page.text and "Confidently wrong" not in page.text
 
 
+@pytest.mark.slow
 def test_without_predictions_the_scores_are_still_reported(copied: RunFolder, tmp_path: Path) -> None:
     for path in copied.path.glob("predictions-*"):
         path.unlink()
@@ -202,6 +207,7 @@ def test_a_run_without_evaluations_is_refused(copied: RunFolder, tmp_path: Path)
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_said(runs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CalgpError, match="Cannot write"):
@@ -222,6 +228,7 @@ def calibrated(runs, tmp_path_factory) -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_a_calibrated_run_is_reported_beside_itself(calibrated: RunFolder, tmp_path: Path) -> None:
     page = reported([calibrated], tmp_path / "report.html")
     assert "2 results" in page.text and "cnn-gp-sorf + temperature" in page.text
@@ -236,6 +243,7 @@ def test_a_calibrated_run_is_reported_beside_itself(calibrated: RunFolder, tmp_p
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_reported_with_its_members(runs, tmp_path: Path) -> None:
     ensemble(runs, folder := RunFolder(tmp_path / "both"))
     evaluate(folder, passes=2)
@@ -280,6 +288,7 @@ def test_a_run_without_decisions_has_the_curve_alone(single: Page) -> None:
     assert "Prediction sets" not in single.text and "may break them" not in single.text
 
 
+@pytest.mark.slow
 def test_a_target_out_of_reach_and_other_samples_are_noted(decided: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(shutil.copytree(decided.path, tmp_path / "run"))
     decide(folder, passes=4, error=0.01, coverage=0.8, by_class=False, sets="lac", empty=True)

@@ -2,21 +2,23 @@ import numpy as np
 import pytest
 import torch
 
+import calgp
 from calgp.data import Images, load
-from calgp.runs.augmentation import augmented, mirror_is_harmless
+from calgp.gp import Bound, Noise
+from calgp.runs.augmentation import augmented, mirror_is_harmless, mixed_up
 
 ROWS = torch.tensor([7, 0, 123_456, 3])
 X = torch.arange(4 * 3 * 5 * 6).reshape(4, 3, 5, 6).float() + 1  # no pixel is black
 
 
-def change(x=X, kinds=("flip", "crop"), rows=ROWS, **options):
+def change(x=X, kinds=("flip", "crop", "cutout"), rows=ROWS, **options):
     return augmented(x, kinds, rows=rows, **({"crop": 2, "seed": 1, "step": 9} | options))
 
 
 def windows(image: np.ndarray, pad: int) -> list[np.ndarray]:
     """All that a crop can make of an image, the naive way."""
     height, width = image.shape[1:]
-    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
+    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)), mode="edge")
     return [padded[:, i : i + height, j : j + width] for i in range(2 * pad + 1) for j in range(2 * pad + 1)]
 
 
@@ -40,6 +42,49 @@ def test_a_crop_is_one_of_the_windows_of_the_padded_image_and_each_comes():
     counts = np.bincount(found, minlength=25)
     # 40 of each are expected: χ² with 24 degrees of freedom exceeds 56.4 in 2e-4 of all cases
     assert ((counts - 40) ** 2 / 40).sum() < 56.4
+
+
+def test_a_cutout_is_a_black_square_and_each_place_comes():
+    x = torch.ones(4000, 1, 16, 16)
+    cut = change(x, ("cutout",), torch.arange(4000))[:, 0] == 0
+    side = 6  # three eighths of 16
+    rows, columns = cut.any(2), cut.any(1)
+    assert (cut == rows[:, :, None] & columns[:, None, :]).all()  # a rectangle
+    for line in (rows, columns):
+        places = [each.nonzero().squeeze(1) for each in line]
+        assert all(len(p) == p[-1] - p[0] + 1 for p in places)  # without a gap
+        inner = [p for p in places if p[0] > 0 and p[-1] < 15]
+        assert all(len(p) == side for p in inner) and max(map(len, places)) == side
+        first = np.bincount([int(p[0]) for p in inner], minlength=11)[1:10]  # from 1: 0 may be cut off
+        # 250 of each are expected: χ² with 8 degrees of freedom exceeds 30.1 in 2e-4 of all cases
+        assert ((first - 250) ** 2 / 250).sum() < 30.1
+
+
+def test_mixup_mixes_images_and_labels_by_the_same_share():
+    rows, y = torch.arange(4000), torch.arange(4000) % 10
+    x = torch.zeros(4000, 1, 2, 2)
+    x[::2] = 1
+    mixed, other = mixed_up(x, y, seed=3, step=5, rows=rows)
+    share = torch.where(rows % 2 == 0, mixed[:, 0, 0, 0], 1 - mixed[:, 0, 0, 0])
+    assert other.y.equal(y.roll(1)) and torch.allclose(other.share, share, atol=1e-6)
+    # uniform in [0, 1]: Kolmogorov's distance exceeds 2.1 / √n in 3e-4 of all cases
+    assert (other.share.sort().values - (rows + 0.5) / 4000).abs().max() < 2.1 / 4000**0.5
+    again, _ = mixed_up(x, y, seed=3, step=6, rows=rows)
+    assert not again.equal(mixed)
+
+
+def test_the_bound_of_mixed_images_is_the_mixture_of_the_bounds_of_their_labels():
+    model = calgp.load("shipped").model
+    bound, noise = Bound(model, 100, torch.linspace(0.5, 2, 10)), Noise(1, torch.arange(3), torch.arange(4))
+    x, y = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3, 9])
+    mixed, other = mixed_up(x, y, seed=0, step=0, rows=torch.arange(4))
+    with torch.no_grad():
+        found = bound(mixed, y, noise, other)[0]
+        # one image at a time, as one batch: the masks are those of the rows
+        terms = [bound(mixed[[i]], label[[i]], Noise(1, torch.arange(3), torch.tensor([i])))[0]
+                 for label in (y, other.y) for i in range(4)]  # fmt: skip
+    terms = torch.stack(terms).view(2, 4)
+    assert torch.allclose(found, (other.share * terms[0] + (1 - other.share) * terms[1]).mean(), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])

@@ -23,7 +23,7 @@ from calgp import cli, wrap
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Latent, Mixture, Noise, Predictive, predict
-from calgp.gp.inference import _Moments
+from calgp.gp.predictive import SampleMoments
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
 from calgp.posthoc import calibration
@@ -64,7 +64,7 @@ def unchecked():
     """Without the run-time checks of shapes in calgp.gp, which torch cannot trace: as users run it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "jaxtyping_disable", True)
-        for kind in (Latent, Predictive, _Moments):  # wrapped methods of classes that are made in a trace stop it
+        for kind in (Latent, Predictive, SampleMoments):  # wrapped methods of classes that are made in a trace stop it
             for name, method in list(vars(kind).items()):
                 if inspect.isfunction(method):
                     patch.setattr(kind, name, inspect.unwrap(method))
@@ -125,9 +125,8 @@ def same_draws(model, x):
     return predict(model, [(x, torch.zeros(len(x), dtype=torch.long))], passes=SAMPLES, seed=SEED)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "cnn-gp-sorf")) for name in METHODS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_survives_onnx_and_default_optimisations(name, tmp_path):
     backbone, task = CASES[name]
     model, path = fitted(name, task, backbone), tmp_path / "model.onnx"
@@ -309,6 +308,7 @@ def test_an_unknown_target_is_refused(calibrated, tmp_path):
         export(calibrated[0], tmp_path / "x", to="tflite")
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named(calibrated, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(CalgpError, match=r"calgp\[export\]"):

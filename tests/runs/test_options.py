@@ -12,12 +12,11 @@ import torch
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Noise
-from calgp.nets import standardisers
-from calgp.runs import Interrupted, RunFolder, TrainingData, from_json, to_json, train_run
-from calgp.runs import training as training_module
+from calgp.nets import Task, standardisers
+from calgp.runs import Interrupted, RunFolder, TrainingData, from_json, resumable, to_json, train_run
+from calgp.runs.build import build
 from calgp.runs.description import from_folder
 from calgp.runs.evaluation import score
-from calgp.runs.folder import build
 from calgp.runs.jobs import key
 from calgp.runs.training_data import class_weights
 from folders import held_out, predict_files, tensors
@@ -83,7 +82,7 @@ def test_the_new_options_make_other_keys_and_survive_json():
         ({"class_weights": [1, float("nan")]}, "a number of at least 0"),
         (
             {"augment": ["rotate"]},
-            "augment=.*: must be auto, none, flip or crop, with commas between several, such as auto",
+            "augment=.*: must be auto, none, flip, crop, cutout or mixup, with commas between several, such as auto",
         ),
         ({"crop": 0}, "crop=0"),
         ({"normalise": "zca"}, "normalise='zca'"),
@@ -117,7 +116,7 @@ def test_balanced_weights_are_those_of_scikit_learn_and_sum_to_n_over_the_images
 def test_the_weighted_bound_is_the_bound_of_repeated_images():
     """−(1/m) Σ w_{y_k} E log p: a weight of 2 is the image there twice, of 0 the image not there. Masks are by row."""
     run, images = small(**TINY), uneven()
-    model = build(run, training_module.Task(1, 12, 12, 4))
+    model = build(run, Task(1, 12, 12, 4))
     weights = torch.tensor([0.0, 1.0, 2.0, 5.0])
     index = torch.tensor([0, 5, 60, 61, 62, 80, 81])
 
@@ -215,9 +214,9 @@ class Scripted:
     """Stands for the score of the hold-out: an MNLL an epoch, as given."""
 
     def __init__(self, monkeypatch, values):
-        self.values, real = iter(values), training_module.score
+        self.values, real = iter(values), resumable.score
         monkeypatch.setattr(
-            training_module, "score", lambda *args, **kwargs: replace(real(*args, **kwargs), mnll=next(self.values))
+            resumable, "score", lambda *args, **kwargs: replace(real(*args, **kwargs), mnll=next(self.values))
         )
 
 

@@ -181,6 +181,7 @@ def run(*words):
     return CliRunner().invoke(cli.app, ["judge", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_json_and_a_page(files):
     shown = run(files / "probs.npz")
     assert shown.exit_code == 0 and "MNLL" in shown.output and "400 rows" in shown.output

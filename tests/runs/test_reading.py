@@ -17,7 +17,7 @@ from calgp.nets import BACKBONES, Task
 from calgp.posthoc import calibration
 from calgp.report import write_report
 from calgp.runs import Classifier, Run, RunFolder, compare, ensemble, from_json
-from calgp.runs.folder import build
+from calgp.runs.build import build
 from calgp.runs.reading import LARGEST_JSON, Stored, model_without_memory, read_header, read_json, read_tensors
 from calgp.runs.results import Checkpoint
 from folders import evaluate, tensors
@@ -256,6 +256,7 @@ def test_predictions_that_do_not_fit_together_are_refused(copy, strange):
 # JSON ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @QUICK
 @given(JSON)
 def test_any_json_is_a_run_or_refused(value):
@@ -379,6 +380,7 @@ def test_equal_tensors_give_equal_bytes(copy):
     assert read_tensors(copy.path / "again.safetensors")["a"].equal(torch.arange(3))
 
 
+@pytest.mark.slow
 def test_predictions_of_another_evaluation_than_the_scores_are_refused(copy, fabric):
     """A kill between the two files leaves new predictions beside old scores."""
     evaluate(copy, fabric, passes=1, engine="samples")

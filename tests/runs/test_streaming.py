@@ -37,6 +37,7 @@ def same(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(value.equal(b[key]) for key, value in a.items())
 
 
+@pytest.mark.slow
 def test_a_streamed_training_has_the_bits_of_one_in_memory(digits, tmp_path, fabric: Fabric):
     found = {}
     for kind in ("folder", "stream"):
@@ -129,6 +130,7 @@ def test_an_image_damaged_on_the_way_ends_a_training_with_its_name(digits, tmp_p
         train_run(small(source=f"stream:{copy}", train_size=None, steps=20), RunFolder(tmp_path / "run"), fabric)
 
 
+@pytest.mark.slow
 def test_a_training_from_shards_has_the_bits_of_one_in_memory_in_the_same_order(digits, tmp_path, fabric, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(shards, "WINDOW", 50)

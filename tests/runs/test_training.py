@@ -10,12 +10,12 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
-from calgp.data import load
+from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, NumericalError
-from calgp.runs import Interrupted, RunFolder, TrainingData, fit, from_json, train_run
-from calgp.runs import training as training_module
-from calgp.runs.folder import build
+from calgp.nets import Task
+from calgp.runs import Interrupted, RunFolder, TrainingData, cautions, fit, from_json, train_run
+from calgp.runs.build import build
 from calgp.runs.loop import make_optimiser, order
 from folders import metadata, tensors
 
@@ -148,7 +148,7 @@ def test_a_step_that_fails_is_skipped_and_noted_and_changes_nothing(tmp_path, fa
 def spoil_after_forward(spoil):
     """So that batch norm has seen the images before the numbers fail."""
 
-    def spoiled(bound, x, y, noise):
+    def spoiled(bound, x, y, noise, mixed):
         bound.model(x * math.inf, noise)
         return spoil(bound, x, y, noise)
 
@@ -282,7 +282,7 @@ def test_the_holdout_is_scored_disjoint_and_written_down(trained):
 def test_fit_works_without_a_folder(fabric):
     run = small(steps=3)
     images = load("digits", "train").balanced(200, 0)
-    model = build(run, training_module.Task(1, 28, 28, 10))
+    model = build(run, Task(1, 28, 28, 10))
     bound, optimiser = fabric.setup(Bound(model, len(images)), make_optimiser(run, model))
     assert [step.step for step in fit(bound, optimiser, images, run, fabric=fabric)] == [1, 2, 3]
 
@@ -367,3 +367,19 @@ EXTREME = [
 def test_lengthscales_beyond_floating_point_end_in_one_sentence(tmp_path, fabric, method):
     with pytest.raises(CalgpError, match=r"The training of .* cannot start: |Training failed after step 0: "):
         train_run(from_json({"method": method, "train_size": 50, "steps": 2, "size": 14}), RunFolder(tmp_path), fabric)
+
+
+def test_what_the_images_cannot_support_is_said_in_words():
+    def said(counts, **options):
+        y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        images = Images.of(torch.zeros(len(y), 1, 8, 8, dtype=torch.uint8), y, tuple("abcd"[: len(counts)]))
+        return cautions(images, from_json(options))
+
+    assert said([40, 40]) == []
+    assert said([40, 0, 40]) == []  # a class that has none is no class of this training
+    (few,) = said([19, 40, 7])
+    assert few.startswith("2 classes have fewer than 20 training images (c: 7)")
+    (unequal,) = said([20, 400, 30])
+    assert unequal.startswith("Classes are unequal: 400 images of b, 20 of a.")
+    assert said([20, 400, 30], class_weights="balanced") == []
+    assert len(said([10, 400])) == 2

@@ -28,6 +28,7 @@ def edit(folder, name, change):
     write_whole(folder.path / name, json.dumps(data).encode())
 
 
+@pytest.mark.slow
 def test_the_same_machine_has_the_same_bits_for_every_kind_of_evaluation(copy, fabric):
     calibrate(copy, fabric, passes=4)
     evaluate(copy, fabric, passes=4)

@@ -53,6 +53,7 @@ def test_a_jpeg_of_many_scans_is_refused_and_stops_nobody(address, digits):
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.slow
 def test_a_worker_that_takes_too_long_is_ended_and_costs_its_request_alone(address, digits):
     ask(address, png(digits[0]))
     (worker,) = workers()
@@ -133,6 +134,7 @@ def test_a_worker_needs_no_torch_and_has_bounded_memory():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 7
 
 
+@pytest.mark.slow
 def test_a_large_photograph_is_taken(client):
     """Twelve megapixels, as a telephone has them, in their most expensive form."""
     photograph = np.zeros((3000, 4000, 4), np.uint8)

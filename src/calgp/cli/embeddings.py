@@ -21,26 +21,32 @@ from calgp.errors import path_error
 if TYPE_CHECKING:
     from calgp.cli.fit_embeddings import FitResult
 
+NetworkOption = Annotated[
+    str, typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="A .safetensors file or a PyTorch state dict; `random` for none.",
+        show_default="downloaded by the library; those that file.py:function gives",
+    ),
+]
+FeaturesOption = Annotated[
+    str | None,
+    typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
+]
+
 
 def embed(
-    network: Annotated[
-        str,
-        typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own."),
-    ],
+    network: NetworkOption,
     source: Annotated[str, typer.Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
     folder: Annotated[Path, typer.Option("--out", help="The folder of embeddings.")],
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="A .safetensors file or a PyTorch state dict; `random` for none.",
-            show_default="downloaded by the library; those that file.py:function gives",
-        ),
-    ] = None,
+    weights: WeightsOption = None,
     split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="Which images.")] = "all",
-    features: Annotated[
-        str | None,
-        typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
-    ] = None,
+    features: FeaturesOption = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
     rows_per_shard: Annotated[
         int, typer.Option(help="Images in each file; an interruption loses at most one file.")
@@ -49,9 +55,7 @@ def embed(
     data: DataOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
-    ] = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Run a pretrained network once over images, and keep its features as embeddings.
 
@@ -82,41 +86,93 @@ def embed(
 
 
 def fit(
-    embeddings: Annotated[
-        Path,
-        typer.Argument(
-            metavar="EMBEDDINGS", help="A folder that `calgp embed` has made, or .npz, .npy, .safetensors with X and y."
-        ),
+    model: Annotated[
+        Path, typer.Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
     ],
-    model: Annotated[Path, typer.Option("--out", help="The file of the classifier.")],
+    embeddings: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="EMBEDDINGS",
+            help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
+            "folder to make.",
+            show_default="with --network, OUT-embeddings",
+        ),
+    ] = None,
     test: Annotated[
         Path | None,
         typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows"),
     ] = None,
+    holdout: Annotated[
+        float, typer.Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
+    ] = 0.0,
     predictions: Annotated[
         Path | None, typer.Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
     ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(help="The images for --network, such as folder:photos.", show_default="none")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Weights for --network.", show_default="as of `calgp embed`")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed that chooses the test rows.")] = 0,
+    data: DataOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Fit a Gaussian process classifier on embeddings; it needs no other option.
 
-    Without --test, a fifth of the rows tests a classifier that is fitted on the others; then all rows are used.
+    Into a run folder: a fifth of the rows (or --test) tests it, and report.html shows how good it is; `calgp evaluate`,
+    `calibrate`, `decide`, `report`, `compare` and `export` take the folder. Into a .safetensors file: the same, then
+    all rows are used.
 
-    Example: calgp fit embeddings --out model.safetensors --predictions predictions.npz
+    Example: calgp fit --network timm:resnet18 --source folder:photos --out runs/photos
     """
-    from calgp.cli.fit_embeddings import check_predictions_name, fit_and_test, write_predictions
+    from calgp.cli.fit_embeddings import check_fit, check_predictions_name, fit_and_test, write_predictions
 
     check_sampling(None, seed)
+    folder = model.suffix != ".safetensors"
+    check_fit(embeddings, network, source, holdout, predictions, folder=folder)
     if predictions is not None:
         check_predictions_name(predictions)
+    if embeddings is None:
+        embeddings = model.with_name(f"{model.stem}-embeddings")
+    if network is not None and source is not None:
+        embed(network, source, embeddings, weights=weights, data=data, device="cpu", threads=threads)
     open_fabric("cpu", "32-true", threads)
+    if folder:
+        return _fit_folder(model, embeddings, test, holdout=holdout, seed=seed)
     result = fit_and_test(embeddings, test, seed=seed)
     result.classifier.save(model, made_by=result.made_by)
     if predictions is not None:
         write_predictions(result, predictions)
     for sentence in _summary(result, model, predictions):
         out.print(sentence, soft_wrap=True, highlight=False)
+
+
+def _fit_folder(path: Path, embeddings: Path, test: Path | None, *, holdout: float, seed: int) -> None:
+    """Fit, evaluate and report, and say what was done."""
+    from calgp.cli import tables
+    from calgp.embeddings.run import fit_folder
+    from calgp.report.words import THIN, summary
+    from calgp.runs.embedding_cache import read_manifest
+
+    made_by = read_manifest(embeddings).made_by if embeddings.is_dir() else None
+    run = fit_folder(path, embeddings, test, holdout=holdout, seed=seed, made_by=made_by)
+    found = run.evaluate()
+    page = run.report()
+    out.print(tables.evaluation_table(found))
+    rows, width = run.card.train_images, run.card.task.height
+    out.print(
+        f"Fitted a Gaussian process on {rows:,} embeddings of {width:,} numbers, {len(run.classes)} classes: {path}",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+    out.print(summary(found.own.scores, None).replace(THIN, " "), highlight=False)
+    out.print(f"Report: {page}", soft_wrap=True)
+    if made_by is not None:
+        file = path / "model.safetensors"
+        out.print(f"Next: calgp classify {file} photo.jpg --network {made_by.network}", soft_wrap=True)
 
 
 def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list[str]:
@@ -146,10 +202,7 @@ def classify(
     weights: Annotated[
         str | None, typer.Option(help="Its file of weights.", show_default="as for `calgp embed`")
     ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
-    ] = None,
+    features: FeaturesOption = None,
     csv: Annotated[
         Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
     ] = None,

@@ -1,6 +1,7 @@
 """Commands on trained runs: evaluate, predict, calibrate, decide, ensemble, verify, compare."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,21 +30,32 @@ from calgp.cli.shared import (
 from calgp.errors import CalgpError, path_error
 
 if TYPE_CHECKING:
+    from calgp.data import Corruption
     from calgp.runs import Card, Evaluation
+
+CorruptOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND[:SEVERITY]",
+        help="Corrupt the images first: noise:3, or noise for all five severities.",
+        show_default="none",
+    ),
+]
+ErrorOption = Annotated[
+    float | None,
+    typer.Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer"),
+]
+ScoreOption = Annotated[str, typer.Option(help="The uncertainty score: confidence, entropy or mutual-information.")]
+CoverageOption = Annotated[
+    float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
+]
 
 
 def evaluate(
     run: RunArgument,
     source: Annotated[str | None, typer.Option(help="Test images of this set.", show_default="the run's own")] = None,
     convert: Annotated[bool, typer.Option(help="Resize and recolour images as the model needs them.")] = False,
-    corrupt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND[:SEVERITY]",
-            help="Corrupt the images first: noise:3, or noise for all five severities.",
-            show_default="none",
-        ),
-    ] = None,
+    corrupt: CorruptOption = None,
     corrupt_seed: Annotated[int, typer.Option(help="Seed of the corruption.")] = 0,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show the scores of every class.")] = False,
     uncalibrated: UncalibratedOption = False,
@@ -67,10 +79,9 @@ def evaluate(
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
-    import contextlib
+    from functools import partial
 
     from calgp import runs
-    from calgp.cli import bars, tables
     from calgp.data import Corruption
     from calgp.runs.folder import evaluation_data
 
@@ -80,31 +91,43 @@ def evaluate(
     fabric = open_fabric(device, "32-true", threads, devices)
     folder = runs.on_first(fabric, lambda: writable(open_folder(run)))
     classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated)
-    found = []
-    for corruption in corruptions:
-        under = "" if corruption is None else f" under {corruption.label}"
-        with bars.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
-            found.append(classifier.evaluate(
-                source, directory=data, passes=passes, engine=engine, seed=seed, convert=convert,
-                corruption=corruption, watch=advance or (lambda done, total: None),
-            ))  # fmt: skip
+    found = _evaluations(corruptions, partial(
+        classifier.evaluate, source, directory=data, passes=passes, engine=engine, seed=seed, convert=convert,
+    ))  # fmt: skip
     if not is_rank_zero():
         return
     _warn_of_decisions(classifier, found[0].passes)
     if as_json:
         plain = [evaluation_data(each) for each in found]
         return print(json.dumps(plain if len(plain) > 1 else plain[0]))
-    if len(found) > 1:
-        return out.print(tables.shift_table(found))
-    _print_evaluation(found[0], classifier.card, run, by_class=by_class)
+    _print_evaluations(found, classifier.card, run, by_class=by_class)
 
 
-def _print_evaluation(found: "Evaluation", card: "Card", run: str, *, by_class: bool) -> None:
-    """Scores, how each class fares, and in words what is wrong and what to do."""
+def _evaluations(
+    corruptions: "list[Corruption] | list[None]", evaluate_one: "Callable[..., Evaluation]"
+) -> "list[Evaluation]":
+    """An evaluation under each corruption, with a bar where there is a terminal."""
+    import contextlib
+
+    from calgp.cli import bars
+
+    found = []
+    for corruption in corruptions:
+        under = "" if corruption is None else f" under {corruption.label}"
+        with bars.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
+            found.append(evaluate_one(corruption=corruption, watch=advance or (lambda done, total: None)))
+    return found
+
+
+def _print_evaluations(evaluations: "list[Evaluation]", card: "Card", run: str, *, by_class: bool) -> None:
+    """Several as a table; of one the scores, how each class fares, and in words what is wrong and what to do."""
     from calgp.cli import tables
     from calgp.report.advice import advice
     from calgp.report.words import THIN, summary
 
+    if len(evaluations) > 1:
+        return out.print(tables.shift_table(evaluations))
+    found = evaluations[0]
     out.print(tables.evaluation_table(found))
     if found.outside:
         return
@@ -201,20 +224,13 @@ def calibrate(
 
 def decide(
     run: RunArgument,
-    error: Annotated[
-        float | None,
-        typer.Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer"),
-    ] = None,
+    error: ErrorOption = None,
     confidence: Annotated[float, typer.Option(help="Probability that --error holds on new images.")] = 0.95,
     empirical: Annotated[
         bool, typer.Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
     ] = False,
-    score: Annotated[
-        str, typer.Option(help="The uncertainty score: confidence, entropy or mutual-information.")
-    ] = "confidence",
-    coverage: Annotated[
-        float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
-    ] = None,
+    score: ScoreOption = "confidence",
+    coverage: CoverageOption = None,
     sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
     by_class: Annotated[bool, typer.Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
     empty: Annotated[
@@ -236,7 +252,8 @@ def decide(
     Both guarantees are for images like those held out. They are written to decisions.json; `evaluate`, `predict` and
     `report` use them from then on.
 
-    A calibrated run needs held-out images that its calibrator has not seen: calibrate it with --share 0.5 first.
+    Held-out images that the run was calibrated on are left out. If those are all, the run is calibrated again on half
+    of them, and the other half decides.
 
     Example: calgp decide runs/mnist --error 0.005 --coverage 0.99 && calgp evaluate runs/mnist
     """

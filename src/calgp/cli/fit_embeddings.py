@@ -63,6 +63,23 @@ def fit_and_test(path: Path, test: Path | None, *, seed: int) -> FitResult:
     return FitResult(classifier, len(x), probs, y, scores, time.perf_counter() - begun, test is not None, made_by)
 
 
+def check_fit(
+    embeddings: Path | None, network: str | None, source: str | None, holdout: float, predictions: Path | None,
+    *, folder: bool,
+) -> None:  # fmt: skip
+    """Refuse options that do not go together, before any work is done."""
+    if (network is None) != (source is None):
+        raise CalgpError("Invalid --network without --source, or the other way: one names a network, one its images.")
+    if embeddings is None and network is None:
+        raise CalgpError(
+            "Invalid embeddings: must be a file or folder of them, or --network and --source to make them."
+        )
+    if not 0 <= holdout < 1 or (holdout and not folder):
+        raise CalgpError(f"Invalid --holdout {holdout:g}: must be a share below 1, of a run folder (--out runs/mine).")
+    if predictions is not None and folder:
+        raise CalgpError("Invalid --predictions: a run folder keeps its own; it is for --out model.safetensors.")
+
+
 def check_predictions_name(path: Path) -> None:
     """Refuse a name that `calgp judge` would not read, before any work is done."""
     if path.suffix.lower() != ".npz":

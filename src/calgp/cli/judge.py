@@ -9,25 +9,27 @@ import typer
 from calgp.cli.shared import JsonOption, check_sampling, err, out
 from calgp.errors import CalgpError
 
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE...", help="One or two files: .npz or .csv with probabilities or logits, and labels."),
+]
+KindOption = Annotated[
+    Literal["probs", "log_probs", "logits"] | None,
+    typer.Option(help="What the numbers are.", show_default="by the names of arrays or columns"),
+]
+CalibrateOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Fit temperature, vector, platt or isotonic on a random half; score both on the other.",
+        show_default="none",
+    ),
+]
+
 
 def judge(
-    predictions: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...", help="One or two files: .npz or .csv with probabilities or logits, and labels."
-        ),
-    ],
-    kind: Annotated[
-        Literal["probs", "log_probs", "logits"] | None,
-        typer.Option(help="What the numbers are.", show_default="by the names of arrays or columns"),
-    ] = None,
-    calibrate: Annotated[
-        str | None,
-        typer.Option(
-            help="Fit temperature, vector, platt or isotonic on a random half; score both on the other.",
-            show_default="none",
-        ),
-    ] = None,
+    predictions: FilesArgument,
+    kind: KindOption = None,
+    calibrate: CalibrateOption = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with diagrams, too.", show_default="none")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the random half.")] = 0,
     as_json: JsonOption = False,
@@ -55,13 +57,7 @@ def judge(
     found = [files.judge(each, seed=seed) for each in read]
     paired = files.compare_predictions(read[0], read[1], seed=seed) if len(read) > 1 else None
     if html is not None:
-        from calgp.report.judge import judge_page
-        from calgp.runs.writing import wrap_os_errors, write_whole
-
-        with wrap_os_errors(html.parent):
-            html.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(html, judge_page(found, paired, notes).encode("utf-8", "replace"))
-        err.print(f"Wrote {html}.", soft_wrap=True)
+        _write_page(html, found, paired, notes)
     if as_json:
         return print(json.dumps(_plain(found, paired, notes)))
     for note in notes:
@@ -70,6 +66,16 @@ def judge(
         out.print(tables.judgement_table(each))
     if paired is not None:
         out.print(tables.paired_table(found[0].name, found[1].name, paired))
+
+
+def _write_page(path: Path, found: list[Any], paired: Any, notes: list[str]) -> None:
+    from calgp.report.judge import judge_page
+    from calgp.runs.writing import wrap_os_errors, write_whole
+
+    with wrap_os_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, judge_page(found, paired, notes).encode("utf-8", "replace"))
+    err.print(f"Wrote {path}.", soft_wrap=True)
 
 
 def _plain(found: list[Any], paired: Any, notes: list[str]) -> dict[str, Any]:

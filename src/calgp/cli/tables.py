@@ -10,11 +10,10 @@ from rich.table import Column, Table
 
 from calgp.cli.terminal import styled
 from calgp.metrics import Difference
-from calgp.posthoc.decisions import Selection
-from calgp.runs.classifier import Prediction
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported
+from calgp.runs.prediction import Prediction
 from calgp.runs.predictions_file import Judgement
 from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
 from calgp.runs.verification import Check
@@ -177,8 +176,11 @@ def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
         title += f", calibrated ({found.calibration.calibrator})"
     table = Table("", "", title=title, title_justify="left")
     if (selection := found.selection) is not None:
-        table.add_row("error where it answers", f"at most {selection.error:g}, {_certainty(selection.confidence)}")
-        table.add_row("it answers", _rule(selection))
+        sure = "on the hold-out alone (no promise)"
+        if selection.confidence is not None:
+            sure = f"with confidence {selection.confidence:g}"
+        table.add_row("error where it answers", f"at most {selection.error:g}, {sure}")
+        table.add_row("it answers", selection.rule)
         if selection.answered:
             table.add_row(
                 "on the hold-out",
@@ -194,20 +196,6 @@ def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
     if found.warning is not None:
         table.caption = found.warning
     return table
-
-
-def _certainty(confidence: float | None) -> str:
-    return "on the hold-out alone (no promise)" if confidence is None else f"with confidence {confidence:g}"
-
-
-def _rule(selection: Selection) -> str:
-    if selection.threshold is None:
-        return "always"
-    if not selection.answered:
-        return "never"
-    if selection.score == "confidence":
-        return f"where confidence > {1 - selection.threshold:.6g}"
-    return f"where {selection.score.replace('-', ' ')} < {selection.threshold:.6g}"
 
 
 def prediction_rows(found: Prediction) -> list[dict[str, Any]]:
@@ -268,8 +256,9 @@ def prediction_table(rows: list[dict[str, Any]]) -> Table:
 
 def export_row(done: Exported) -> dict[str, Any]:
     """An exported file, for programs."""
+    program = None if done.program is None else str(done.program)
     return {
-        "path": str(done.path), "program": str(done.program), "bytes": done.size, "images_compared": done.images,
+        "path": str(done.path), "program": program, "bytes": done.size, "images_compared": done.images,
         "worst_difference": done.worst, "metadata": done.metadata,
     }  # fmt: skip
 
@@ -278,11 +267,13 @@ def export_lines(done: Exported) -> str:
     """An exported file, and how far it is from torch."""
     drawn = f"{done.passes}, seed {done.seed}"
     worst = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in done.worst.items())
-    return (
-        f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).\n"
-        f"Largest difference to torch over {done.images} images: {worst}.\n"
-        f"Without calgp: python {done.program} {done.path} image.png"
-    )
+    lines = [
+        f"Exported {done.path} ({done.size / 1e6:.2f} MB, {drawn}).",
+        f"Largest difference to torch over {done.images} images: {worst}.",
+    ]
+    if done.program is not None:
+        lines.append(f"Without calgp: python {done.program} {done.path} image.png")
+    return "\n".join(lines)
 
 
 def comparison_table(rows: list[Row]) -> Table:

@@ -1,5 +1,7 @@
 """The command `calgp train`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +14,7 @@ from calgp.cli.shared import (
     DeviceOption,
     DevicesOption,
     ThreadsOption,
+    err,
     is_rank_zero,
     open_fabric,
     out,
@@ -20,38 +23,46 @@ from calgp.cli.shared import (
 from calgp.errors import CalgpError, path_error
 
 if TYPE_CHECKING:
-    from calgp.runs import Classifier, Run
+    from calgp.runs import Classifier, Run, RunFolder, Step, TrainingData
+
+
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
+]
+ResumeOption = Annotated[Path | None, typer.Option(help="Continue an interrupted run folder.", show_default="none")]
+ContinueOption = Annotated[
+    bool, typer.Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
+]
+TensorboardOption = Annotated[
+    Path | None, typer.Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …", show_default="32-true; as begun")
+]
+AccumulateOption = Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2"),
+]
+CheckpointOption = Annotated[float, typer.Option(help="Save the training this often; it changes no result.")]
 
 
 @takes_run()
 def train(
     options: dict[str, Any],
     *,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Continue an interrupted run folder.", show_default="none")
-    ] = None,
-    go_on: Annotated[
-        bool, typer.Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
-    ] = False,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
-    ] = None,
+    folder: OutOption = None,
+    resume: ResumeOption = None,
+    go_on: ContinueOption = False,
+    tensorboard: TensorboardOption = None,
     data: DataOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …", show_default="32-true; as begun")
-    ] = None,
+    precision: PrecisionOption = None,
     devices: DevicesOption = 1,
-    accumulate: Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")] = 1,
+    accumulate: AccumulateOption = 1,
     threads: ThreadsOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2"),
-    ] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Save the training this often; it changes no result.")] = 60,
+    workers: WorkersOption = None,
+    checkpoint_seconds: CheckpointOption = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume continues it exactly.
 
@@ -61,51 +72,24 @@ def train(
 
     Example: calgp train --source mnist --minutes 10
     """
-    import contextlib
-
-    if resume is not None and (options or folder):
-        raise CalgpError("Invalid --resume: the run goes on as it is; give no other options of the run.")
-    if resume is not None and not resume.exists():
-        raise path_error("run folder", resume)
+    _check_resume(options, folder, resume)
     from calgp import runs
-    from calgp.cli import bars
-    from calgp.trackers import tensorboard_watch
 
-    card = runs.RunFolder(resume).card() if resume else None
-    if card is not None and resume is not None and runs.RunFolder(resume).interrupted:
-        runs.RunFolder(resume).check_checkpoint(card)
-    run = card.run if card else runs.from_json(options)
-    begun_in = (card and card.environment.precision) or "32-true"
-    if not 0 <= checkpoint_seconds < float("inf"):
-        raise CalgpError(f"Invalid checkpoint_seconds={checkpoint_seconds}: must be at least 0, such as 60.")
+    run, begun_in = _begun(resume) if resume else (runs.from_json(options), None)
     go_on = go_on or runs.restarted()
-    if go_on and folder is None and resume is None:
-        raise CalgpError("Invalid --continue: it, or torchrun's restart, needs the folder of the run; give --out.")
+    _check_saving(checkpoint_seconds, go_on=go_on, somewhere=bool(folder or resume))
     require_positive("devices", devices)
-    fabric = open_fabric(device, precision or begun_in, threads, devices)
+    fabric = open_fabric(device, precision or begun_in or "32-true", threads, devices)
     target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: runs.new_folder(run).path))
     go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
-    asked = run
-    images = runs.together(fabric, lambda: runs.TrainingData.of(asked, data, workers=workers))
-    run = runs.resolved(asked, images)
-    goes_on, done = runs.on_first(fabric, lambda: _goes_on(run, target) if go_on else (resume is not None, False))
+    images = runs.together(fabric, lambda: runs.TrainingData.of(run, data, workers=workers))
+    resolved = runs.resolved(run, images)
+    goes_on, done = runs.on_first(fabric, lambda: _goes_on(resolved, target) if go_on else (resume is not None, False))
     if done:
         return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
-    if is_rank_zero() and images.train.split_note:
-        out.print(images.train.split_note, soft_wrap=True)
-    with contextlib.ExitStack() as stack:
-        watches = []
-        if is_rank_zero():
-            watches.append(stack.enter_context(bars.training_bar(_title(run, len(images.train)))))
-        if is_rank_zero() and tensorboard is not None:
-            watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=goes_on)))
-
-        def watch(step: runs.Step) -> None:
-            for each in watches:
-                each(step)
-
+    with _watched(resolved, images, target, tensorboard, resume=goes_on) as watch:
         trained = runs.train_run(
-            run, target, fabric, data=images, resume=goes_on, checkpoint_seconds=checkpoint_seconds,
+            resolved, target, fabric, data=images, resume=goes_on, checkpoint_seconds=checkpoint_seconds,
             accumulate=accumulate, watch=watch,
         )  # fmt: skip
     if is_rank_zero():
@@ -113,8 +97,59 @@ def train(
             out.print(sentence, soft_wrap=True, highlight=False)
 
 
-def _title(run: "Run", images: int) -> str:
-    return f"Training {run.label} on {images:,} images of {run.source}: {run.backbone_label}, {_budget(run, images)}"
+def _check_resume(options: dict[str, Any], folder: Path | None, resume: Path | None) -> None:
+    """Refuse what --resume cannot go with, before anything is imported that takes long."""
+    if resume is not None and (options or folder):
+        raise CalgpError("Invalid --resume: the run goes on as it is; give no other options of the run.")
+    if resume is not None and not resume.exists():
+        raise path_error("run folder", resume)
+
+
+def _check_saving(checkpoint_seconds: float, *, go_on: bool, somewhere: bool) -> None:
+    if not 0 <= checkpoint_seconds < float("inf"):
+        raise CalgpError(f"Invalid checkpoint_seconds={checkpoint_seconds}: must be at least 0, such as 60.")
+    if go_on and not somewhere:
+        raise CalgpError("Invalid --continue: it, or torchrun's restart, needs the folder of the run; give --out.")
+
+
+def _begun(resume: Path) -> "tuple[Run, str | None]":
+    """The run that a folder holds, and the precision that it was begun in."""
+    from calgp import runs
+
+    folder = runs.RunFolder(resume)
+    card = folder.card()
+    if folder.interrupted:
+        folder.check_checkpoint(card)
+    return card.run, card.environment.precision
+
+
+@contextmanager
+def _watched(
+    run: "Run", images: "TrainingData", target: "RunFolder", tensorboard: Path | None, *, resume: bool
+) -> "Iterator[Callable[[Step], None]]":
+    """What shows each step: a bar, and TensorBoard if asked for; nothing but on the first rank."""
+    from calgp.cli import bars
+    from calgp.runs import cautions
+    from calgp.trackers import tensorboard_watch
+
+    with ExitStack() as stack:
+        watches = []
+        if is_rank_zero():
+            if images.train.split_note:
+                out.print(images.train.split_note, soft_wrap=True)
+            for sentence in cautions(images.train, run):
+                err.print(f"Note: {sentence}", soft_wrap=True, highlight=False)
+            n = len(images.train)
+            title = f"Training {run.label} on {n:,} images of {run.source}: {run.backbone_label}, {_budget(run, n)}"
+            watches.append(stack.enter_context(bars.training_bar(title)))
+            if tensorboard is not None:
+                watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=resume)))
+
+        def watch(step: "Step") -> None:
+            for each in watches:
+                each(step)
+
+        yield watch
 
 
 def _budget(run: "Run", images: int) -> str:

@@ -1,7 +1,7 @@
 """The command `calgp tune`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,22 +26,30 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from calgp.runs import Run
+    from calgp.search.halving import Budget
     from calgp.search.tune_methods import TunedRow
+
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="An image set (see `calgp sources`) or folder:PATH.")
+]
+MethodsOption = Annotated[
+    str, typer.Option(help="Methods to tune, each with the same budget (see `calgp methods`); all: every one.")
+]
+FinalistsOption = Annotated[
+    int, typer.Option(help="Pilots of the last round; as many as --pilots: all are trained in full.")
+]
 
 
 @takes_run(without=["source", "method", "steps", "learning_rate", "patience"])
 def tune(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="An image set (see `calgp sources`) or folder:PATH.")],
+    source: SourceArgument,
     options: dict[str, Any],
     *,
-    methods: Annotated[
-        str, typer.Option(help="Methods to tune, each with the same budget (see `calgp methods`); all: every one.")
-    ] = "cnn-gp-sorf,cnn-mcd,cnn-cal",
+    methods: MethodsOption = "cnn-gp-sorf,cnn-mcd,cnn-cal",
     pilots: Annotated[int, typer.Option(help="Short trainings that each method begins with.")] = 8,
     steps: Annotated[int, typer.Option(help="Optimiser steps of the last, longest pilot of each method.")] = 2000,
-    finalists: Annotated[
-        int, typer.Option(help="Pilots of the last round; as many as --pilots: all are trained in full.")
-    ] = 1,
+    finalists: FinalistsOption = 1,
     folder: Annotated[Path, typer.Option("--out", help="Where logs, tables and pilots go.")] = Path("tuned"),
     samples: Annotated[int, typer.Option("--samples", "-S", help="Samples for each prediction.")] = 20,
     jobs: JobsOption = None,
@@ -61,11 +69,11 @@ def tune(
 
     Example: calgp tune mnist --methods cnn-gp-sorf,cnn-mcd --train-size 10000 --schedule one-cycle --jobs 2
     """
-    from calgp.cli import bars, tables
+    from calgp.cli import bars
     from calgp.runs.engines import find_engine
     from calgp.runs.folder import slug
-    from calgp.search.tune import Budget, read_log
-    from calgp.search.tune_methods import rows_of_logs, tasks_of, tune_methods
+    from calgp.search.halving import Budget
+    from calgp.search.tune_methods import tasks_of, tune_methods
 
     budget = Budget(pilots, steps, samples=samples, finalists=finalists)
     options["source"] = source
@@ -79,29 +87,45 @@ def tune(
     open_fabric("auto", "32-true", threads)
     with bars.overall_bar() as watch:
         failures = tune_methods(tasks, budget, engine=workers, watch=watch)
-    rows = rows_of_logs({task.name: read_log(task.log) for task in tasks if task.name not in failures})
+    _write_found({task.name: task.log for task in tasks if task.name not in failures}, budget, place, as_json, failures)
+    if failures:
+        reasons = " ".join(f"{name}: {failure}" for name, failure in failures.items())
+        raise CalgpError(f"Not every method could be tuned; the same command tries again. {reasons}")
+
+
+def _write_found(
+    logs: Mapping[str, Path], budget: "Budget", place: Path, as_json: bool, failures: Mapping[str, str]
+) -> None:
+    """The table of what the methods' logs tell, into a file and onto the terminal."""
+    from calgp.cli import tables
+    from calgp.search.tune import read_log
+    from calgp.search.tune_methods import rows_of_logs
+
+    rows = rows_of_logs({name: read_log(log) for name, log in logs.items()})
     plain = [asdict(row) for row in rows]
     if rows:
         tables.write_csv(place / "table.csv", plain)
     if as_json:
         print(json.dumps({"budget": asdict(budget), "rows": plain, "failures": failures}))
     elif rows:
-        out.print(tuning_table(rows))
-        for row in rows:
-            if row.edges:
-                out.print(f"{row.method} at an edge of its space: {row.edges}.", soft_wrap=True, highlight=False)
-            if row.too_short:
-                out.print(
-                    f"{row.method} had learned next to nothing after {budget.rungs[0][1]} steps, so chance chose among "
-                    "its first pilots; give more --steps.", soft_wrap=True, highlight=False,
-                )  # fmt: skip
-        out.print(f"Logs: {place}", soft_wrap=True)
-        out.print("Train the winners, the best on the hold-out first:")
-        for row in rows:
-            out.print(row.command, soft_wrap=True, highlight=False)
-    if failures:
-        reasons = " ".join(f"{name}: {failure}" for name, failure in failures.items())
-        raise CalgpError(f"Not every method could be tuned; the same command tries again. {reasons}")
+        _print_found(rows, budget, place)
+
+
+def _print_found(rows: "list[TunedRow]", budget: "Budget", place: Path) -> None:
+    """The table, what to doubt in it, and the commands that train the winners."""
+    out.print(tuning_table(rows))
+    for row in rows:
+        if row.edges:
+            out.print(f"{row.method} at an edge of its space: {row.edges}.", soft_wrap=True, highlight=False)
+        if row.too_short:
+            out.print(
+                f"{row.method} had learned next to nothing after {budget.rungs[0][1]} steps, so chance chose among "
+                "its first pilots; give more --steps.", soft_wrap=True, highlight=False,
+            )  # fmt: skip
+    out.print(f"Logs: {place}", soft_wrap=True)
+    out.print("Train the winners, the best on the hold-out first:")
+    for row in rows:
+        out.print(row.command, soft_wrap=True, highlight=False)
 
 
 def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":

@@ -10,9 +10,9 @@ from calgp.gp.inference import (
     Batch,
     Bound,
     Engine,
+    MixedLabels,
     Model,
     Passes,
-    Predictive,
     draw,
     evaluating,
     mixes_rows,
@@ -24,12 +24,20 @@ from calgp.gp.kernels import RBF, ArcCosine, Kernel, Theta
 from calgp.gp.laplace import LaplaceGP
 from calgp.gp.layers import KERNELS, DeepGP, RandomFeatureGP, make_kernel
 from calgp.gp.likelihoods import LIKELIHOODS, Gaussian, Latent, Likelihood, MixedSoftmax, RobustMax, Softmax
-from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, Masking, same_padding
-from calgp.gp.meanfield import GaussianNoise, MeanField, MeanFieldConv2d, MeanFieldFrequencies, MeanFieldLinear
+from calgp.gp.masks import UNMASKED, Mask, MaskedConv2d, MaskedLinear, MaskedLinearPerOutput, Masking, same_padding
+from calgp.gp.meanfield import (
+    GaussianNoise,
+    MeanField,
+    MeanFieldConv2d,
+    MeanFieldFrequencies,
+    MeanFieldLinear,
+    MeanFieldLinearPerOutput,
+)
 from calgp.gp.mixture import Mixture
 from calgp.gp.noise import Noise
 from calgp.gp.patches import CHANNELS, InducingPatches
 from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
+from calgp.gp.predictive import Predictive
 from calgp.gp.sampling import Sampling, label_is_decided
 from calgp.gp.sites import Site, name_sites
 from calgp.gp.sparse import Covariances, Inducing, InducingPoints, SparseGP
@@ -39,10 +47,11 @@ __all__ = [
     "CHANNELS", "FREQUENCIES", "KERNELS", "LIKELIHOODS", "RBF", "UNMASKED", "ArcCosine", "Batch", "Bound",
     "Convolution", "Covariances", "DeepGP", "Engine", "Fixed", "Freezable", "Frequencies", "Gaussian", "GaussianNoise",
     "Inducing", "InducingPatches", "InducingPoints", "Kernel", "LaplaceGP", "Latent", "Likelihood", "Linear", "Mask",
-    "MaskedConv2d", "MaskedLinear", "Masking", "MeanField", "MeanFieldConv2d", "MeanFieldFrequencies",
-    "MeanFieldLinear", "MixedSoftmax", "Mixture", "Model", "Noise", "NumericalError", "Passes", "Posterior",
-    "Predictive", "RandomFeatureGP", "RobustMax", "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound",
-    "Theta", "Variational", "bound_filters", "draw", "draw_frequencies", "evaluating", "freeze", "gaussian",
-    "hadamard_transform", "label_is_decided", "make_kernel", "mixes_rows", "name_sites", "orthogonal", "predict",
-    "predict_batches", "same_padding", "sample_cost", "spectral_norm",
+    "MaskedConv2d", "MaskedLinear", "MaskedLinearPerOutput", "Masking", "MeanField", "MeanFieldConv2d",
+    "MeanFieldFrequencies", "MeanFieldLinear", "MeanFieldLinearPerOutput", "MixedLabels", "MixedSoftmax", "Mixture",
+    "Model", "Noise", "NumericalError", "Passes", "Posterior", "Predictive", "RandomFeatureGP", "RobustMax",
+    "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta", "Variational", "bound_filters",
+    "draw", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform", "label_is_decided",
+    "make_kernel", "mixes_rows", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
+    "sample_cost", "spectral_norm",
 ]  # fmt: skip

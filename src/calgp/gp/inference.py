@@ -1,13 +1,12 @@
 """The narrow waist: a model says what it knows of f at x and what that costs; bound and prediction are written once."""
 
 import functools
-import math
 import operator
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -19,6 +18,7 @@ from calgp.errors import CalgpError
 from calgp.gp.cholesky import NumericalError
 from calgp.gp.likelihoods import Latent, Likelihood
 from calgp.gp.noise import Noise
+from calgp.gp.predictive import Predictive, SampleMoments
 from calgp.gp.sites import Site, name_sites
 
 Batch = tuple[Tensor, Tensor]  # images and their rows in the data set
@@ -58,6 +58,14 @@ class Model(nn.Module, ABC):
         return name_sites(self)
 
 
+@dataclass(frozen=True)
+class MixedLabels:
+    """The other labels of images that are mixtures of two, and the share λ of the first labels."""
+
+    y: Int[Tensor, "N"]
+    share: Float[Tensor, "N"]
+
+
 class Bound(nn.Module):
     """The training loss of a model: the negative lower bound per image, in two parts to be added.
 
@@ -83,13 +91,23 @@ class Bound(nn.Module):
         self.register_buffer("weights", weights, persistent=False)
         model.sites()
 
-    def forward(self, x: Tensor, y: Tensor, noise: Noise | None = None) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), KL / n), to be added and minimised."""
+    def forward(
+        self, x: Tensor, y: Tensor, noise: Noise | None = None, mixed: MixedLabels | None = None
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), KL / n), to be added and minimised.
+
+        Of `mixed` images the likelihood term is λ that of y + (1 − λ) that of the other labels.
+        """
         latent = self.model(x, noise)
-        expected = self.model.likelihood.expected_log_prob(latent, y, noise)
-        if self.weights is not None:
-            expected = self.weights[y] * expected
-        return -expected.mean(), self.model.kl() / self.n
+
+        def expected(y: Tensor) -> Float[Tensor, "N"]:
+            found = self.model.likelihood.expected_log_prob(latent, y, noise)
+            return found if self.weights is None else self.weights[y] * found
+
+        terms = expected(y)
+        if mixed is not None:
+            terms = mixed.share * terms + (1 - mixed.share) * expected(mixed.y)
+        return -terms.mean(), self.model.kl() / self.n
 
 
 Engine = Literal["moments", "samples"]
@@ -135,94 +153,6 @@ class Passes:
         if self.engine == "samples":
             return f"{self.count} sample" + "s" * (self.count > 1)
         return "1 pass" if self.count == 1 else f"{self.count} passes"
-
-
-@dataclass(frozen=True)
-class Predictive:
-    """Predicted probabilities of N images with their uncertainty, averaged over samples (or draws of f).
-
-    >>> log_probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).log()
-    >>> p = Predictive(log_probs, expected_entropy=torch.tensor([0.3, 0.6]), variance=torch.zeros(2, 2), samples=50)
-    >>> p.labels, p.entropy, p.mutual_information
-    (tensor([0, 1]), tensor([0.3251, 0.6730]), tensor([0.0251, 0.0730]))
-
-    Calibrated probabilities are found from the averaged ones, so what compares samples (expected entropy, mutual
-    information, variance, spread, Monte Carlo error) stays that of the predictive before; see `calibrated`.
-    """
-
-    log_probs: Float[Tensor, "N Q"]
-    expected_entropy: Float[Tensor, "N"]
-    variance: Float[Tensor, "N Q"]
-    samples: int
-    uncalibrated_entropy: Float[Tensor, "N"] | None = None  # of the average, where log_probs have been calibrated since
-    latent_variance: Float[Tensor, "N"] | None = None  # of f, its mean over classes, where a classifier tells it
-
-    @property
-    def probs(self) -> Float[Tensor, "N Q"]:
-        """p(y | x), Eq. (10)."""
-        return self.log_probs.exp()
-
-    @property
-    def labels(self) -> Int[Tensor, "N"]:
-        """The most probable class."""
-        return self.log_probs.argmax(-1)
-
-    @property
-    def confidence(self) -> Float[Tensor, "N"]:
-        """The probability of the most probable class."""
-        return self.log_probs.amax(-1).exp()
-
-    @property
-    def entropy(self) -> Float[Tensor, "N"]:
-        """−Σ p log p in nats: the total uncertainty."""
-        return torch.special.entr(self.probs).sum(-1)
-
-    @property
-    def mutual_information(self) -> Float[Tensor, "N"]:
-        """Entropy less expected entropy, of the average before calibration: what more data could take away."""
-        entropy = self.entropy if self.uncalibrated_entropy is None else self.uncalibrated_entropy
-        return (entropy - self.expected_entropy).clamp_min(0)
-
-    @property
-    def spread(self) -> Float[Tensor, "N Q"]:
-        """Standard deviation of the probabilities over samples."""
-        return self.variance.sqrt()
-
-    @property
-    def monte_carlo_error(self) -> Float[Tensor, "N Q"]:
-        """Standard error of `probs`, for having averaged only so many samples."""
-        return (self.variance / self.samples).sqrt()
-
-    def calibrated(self, log_probs: Float[Tensor, "N Q"]) -> "Predictive":
-        """The same with calibrated probabilities: labels, confidence and entropy are theirs.
-
-        Mutual information and expected entropy remain those of the samples, which no map of their average changes; so
-        they do not add up to the calibrated entropy.
-        """
-        before = self.entropy if self.uncalibrated_entropy is None else self.uncalibrated_entropy
-        return replace(self, log_probs=log_probs, uncalibrated_entropy=before)
-
-    @staticmethod
-    def of(log_probs: Float[Tensor, "S N Q"]) -> "Predictive":
-        """The average of S samples."""
-        return _Moments.of(log_probs).predictive()
-
-    @staticmethod
-    def cat(parts: Iterable["Predictive"]) -> "Predictive":
-        """Several batches as one."""
-        parts = list(parts)
-        if not parts:
-            raise ValueError("there are no images to predict")
-        before = [part.uncalibrated_entropy for part in parts if part.uncalibrated_entropy is not None]
-        latent = [part.latent_variance for part in parts if part.latent_variance is not None]
-        return Predictive(
-            torch.cat([part.log_probs for part in parts]),
-            torch.cat([part.expected_entropy for part in parts]),
-            torch.cat([part.variance for part in parts]),
-            parts[0].samples,
-            torch.cat(before) if before else None,
-            torch.cat(latent) if latent else None,
-        )
 
 
 MEMORY = (512 * 2**20, 64 * 2**20)  # elsewhere, and on a processor, whose caches like small tensors
@@ -363,7 +293,7 @@ def _predict_batch(
         chunk = max(fit // size, 1)
     for h_part, rows_part in zip(h.split(size), rows.split(size), strict=True):
         chunks = ((first, min(first + chunk, samples)) for first in range(0, samples, chunk))
-        parts = (_Moments.of(draw(model, h_part, how.noise(seed, *part, rows_part))) for part in chunks)
+        parts = (SampleMoments.of(draw(model, h_part, how.noise(seed, *part, rows_part))) for part in chunks)
         yield functools.reduce(operator.add, parts).predictive()
 
 
@@ -391,41 +321,6 @@ def sample_cost(model: Model, h: Tensor, how: Passes) -> tuple[int, bool]:
     # the network is the same for all samples; what grows with them are the draws of a Gaussian latent, if any
     one, two = (draw(model, h, how.noise(0, 0, count, rows)) for count in (1, 2))
     return 16 * one.numel() * one.element_size(), len(two) > len(one)  # in double precision, with what they are made of
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """What samples leave behind. Two sets of them join without loss (Chan et al. 1983 for the squared deviations)."""
-
-    count: int
-    log_sum: Float[Tensor, "N Q"]  # log Σ_s p_s
-    entropy: Float[Tensor, "N"]  # Σ_s H[p_s]
-    mean: Float[Tensor, "N Q"]  # of p_s
-    deviations: Float[Tensor, "N Q"]  # Σ_s (p_s − mean)²
-
-    @staticmethod
-    def of(log_probs: Float[Tensor, "S N Q"]) -> "_Moments":
-        probs = log_probs.exp()
-        mean = probs.mean(0)
-        entropy = torch.special.entr(probs).sum((0, 2))
-        return _Moments(len(probs), log_probs.logsumexp(0), entropy, mean, (probs - mean).square().sum(0))
-
-    def predictive(self) -> Predictive:
-        # log p̄ = log Σ_s exp(log p_s) − log S, normalised once more against rounding
-        log_probs = (self.log_sum - math.log(self.count)).log_softmax(-1)
-        variance = self.deviations / max(self.count - 1, 1)  # unbiased; a single sample has none
-        return Predictive(log_probs, self.entropy / self.count, variance, self.count)
-
-    def __add__(self, other: "_Moments") -> "_Moments":
-        count = self.count + other.count
-        step = other.mean - self.mean
-        return _Moments(
-            count,
-            torch.logaddexp(self.log_sum, other.log_sum),
-            self.entropy + other.entropy,
-            self.mean + step * (other.count / count),
-            self.deviations + other.deviations + step.square() * (self.count * other.count / count),
-        )
 
 
 def _footprint(model: nn.Module, run: Callable[[], Tensor]) -> int:

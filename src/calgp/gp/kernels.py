@@ -41,6 +41,7 @@ class Kernel(nn.Module, ABC):
     def __init__(self, d: int, theta: Theta = Theta()) -> None:
         super().__init__()
         lengthscale = math.sqrt(d) if theta.lengthscale is None else theta.lengthscale
+        self.outputs = theta.outputs
         lead = () if theta.outputs is None else (theta.outputs,)
         learn_sigma, learn_lengthscale = (theta.learn and known for known in self.identifiable(ard=theta.ard))
         self.log_sigma = nn.Parameter(torch.full((*lead, 1), math.log(theta.sigma)), learn_sigma)

@@ -27,7 +27,7 @@ class LaplaceGP(Freezable):
 
     def __init__(self, process: RandomFeatureGP, *, covariances: int = 1) -> None:
         super().__init__()
-        if covariances not in (1, process.out_features) or process.per_output:
+        if covariances not in (1, process.out_features) or process.kernel.outputs is not None:
             raise ValueError(f"one Σ, or one for each of {process.out_features} functions of the same Φ, can be")
         self.process = process
         m = len(process.weights.weight)

@@ -137,12 +137,12 @@ def find_mode(
 
     def objective(v: Tensor) -> tuple[float, Tensor]:
         w = scale * v
-        f = torch.addmm(w[-1], phi, w[:-1])
+        f = (w[:-1].mT.contiguous() @ phi.mT).mT + w[-1]  # classes by rows: BLAS is ten times as fast that way
         log_norm = f.logsumexp(1, keepdim=True)
         loss = (log_norm.squeeze(1) - f.gather(1, y[:, None]).squeeze(1)).sum(dtype=torch.float64)
         error = f.sub_(log_norm).exp_()  # p − onehot(y)
         error[torch.arange(len(y)), y] -= 1
-        gradient = torch.cat([phi.mT @ error, error.sum(0, keepdim=True)]) * scale + precision * v
+        gradient = torch.cat([(error.mT @ phi).mT, error.sum(0, keepdim=True)]) * scale + precision * v
         return (loss + (precision * v.square()).sum(dtype=torch.float64) / 2).item(), gradient
 
     found = scale * minimise(objective, weights, tolerance=tolerance, steps=steps)

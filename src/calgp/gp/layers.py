@@ -62,7 +62,6 @@ class RandomFeatureGP(nn.Module):
                 f"got {theta.outputs} for {out_features}, {frequencies}"
             )
         self.in_features, self.out_features, self.n_rf = in_features, out_features, n_rf
-        self.per_output = theta.outputs is not None
         self.kernel = make_kernel(kernel, in_features, theta)
         self.frequencies = draw_frequencies(
             frequencies,
@@ -71,16 +70,15 @@ class RandomFeatureGP(nn.Module):
             masking=masking if masking_omega is None else masking_omega,
             generator=generator,
         )
-        self.weights = masking.linear(self.kernel.features(n_rf), out_features, generator=generator)
+        linear = masking.linear if theta.outputs is None else masking.linear_per_output
+        self.weights = linear(self.kernel.features(n_rf), out_features, generator=generator)
 
     def forward(self, c: Tensor, noise: Noise | None = None) -> Tensor:
-        phi = self.phi(c, noise)
-        return self.weights.per_output(phi, noise) if self.per_output else self.weights(phi, noise)  # F = ΦW
+        return self.weights(self.phi(c, noise), noise)  # F = ΦW
 
     def latent(self, c: Tensor, noise: Noise | None = None, *, draws: int = 16) -> Latent:
         """What is known of f given Ω, with W integrated in closed form, for each sample of what came before."""
-        phi = self.phi(c, noise)
-        found = self.weights.latent_per_output(phi) if self.per_output else self.weights.latent(phi, noise, draws=draws)
+        found = self.weights.latent(self.phi(c, noise), noise, draws=draws)
         rows = found.mean.shape[1] if noise is None else noise.rows.shape[0]  # `len` would be a constant in an export
         return found.by_sample(rows)
 

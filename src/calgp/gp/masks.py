@@ -42,6 +42,12 @@ class Masking(Posterior):
     def active(self) -> bool:
         return self.keep < 1 - 2**-17
 
+    @property
+    def spread(self) -> float:
+        """The variance of an entry of z, or of z/π."""
+        keep = self.keep if self.active else 1.0
+        return (1 - keep) / keep if self.inverted else keep * (1 - keep)
+
     def kl(self, weight: Tensor) -> Float[Tensor, ""]:
         """KL[q(W) ‖ N(0, 1)] up to constants, Eq. (8): π/2 ‖M‖², inverted 1/(2π) ‖M'‖², without a mask ½ ‖M‖²."""
         return (1 / self.keep if self.inverted else self.keep) * half_norm(weight)
@@ -56,6 +62,11 @@ class Masking(Posterior):
         generator: torch.Generator | None = None,
     ) -> "MaskedLinear":
         return MaskedLinear(in_features, out_features, masking=self, bias=bias, std=std, generator=generator)
+
+    def linear_per_output(
+        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
+    ) -> "MaskedLinearPerOutput":
+        return MaskedLinearPerOutput(in_features, out_features, masking=self, generator=generator)
 
     def convolution(
         self,
@@ -185,12 +196,6 @@ class MaskedLinear(Linear):
         f = self.mask(h, noise) @ self.weight
         return f if self.bias is None else f + self.bias
 
-    @property
-    def spread(self) -> float:
-        """The variance of an entry of z, or of z/π."""
-        keep = self.mask.masking.keep if self.mask.active else 1.0
-        return (1 - keep) / keep if self.mask.masking.inverted else keep * (1 - keep)
-
     def mean(self, h: Float[Tensor, "B in"]) -> Float[Tensor, "B out"]:
         """E f = π h M + b over all masks, given h; inverted h M + b."""
         f = self.mask.mean(h) @ self.weight
@@ -198,7 +203,7 @@ class MaskedLinear(Linear):
 
     def covariance(self, h: Float[Tensor, "B in"]) -> Float[Tensor, "B out out"]:
         """Cov[f_q, f_r] = π(1 − π) Σ_i h_i² M_iq M_ir over all masks, given h; inverted (1 − π)/π Σ_i …"""
-        return self.spread * weighted_gram(h.square(), self.weight)
+        return self.mask.masking.spread * weighted_gram(h.square(), self.weight)
 
     def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
         mean = self.mean(h)
@@ -206,7 +211,7 @@ class MaskedLinear(Linear):
             return Latent(mean[None])
         if mean.shape[-1] <= MOST_OUTPUTS:
             return Latent(mean[None], covariance=self.covariance(h)[None])
-        delta = self.spread**0.5 * self._random_sums(h, noise, -(-draws // 2))
+        delta = self.mask.masking.spread**0.5 * self._random_sums(h, noise, -(-draws // 2))
         mean = mean.repeat(delta.shape[1] // mean.shape[0], 1)  # where these are the first draws of several samples
         return Latent(mean + torch.cat([delta, -delta]))
 
@@ -230,23 +235,40 @@ class MaskedLinear(Linear):
         sums = torch.bmm(signed.transpose(0, 1), m).transpose(0, 1)  # [S · N, groups, out]
         return torch.bmm(own.flatten(0, 1), sums).transpose(0, 1)
 
-    def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
-        f = (self.mask(h, noise) * self.weight.mT).sum(-1)  # all outputs share the mask
-        return f if self.bias is None else f + self.bias
+    def kl(self) -> Float[Tensor, ""]:
+        cost = self.mask.masking.kl(self.weight)
+        return cost if self.bias is None else cost + half_norm(self.bias)
 
-    def latent_per_output(self, h: Float[Tensor, "B out in"]) -> Latent:
-        terms = h * self.weight.mT  # f_q = Σ_i z_i h_qi M_iq
+
+class MaskedLinearPerOutput(Linear):
+    """f_q = Σ_i z_i h_qi M_iq: each output has its own inputs, and all share the mask."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        masking: Masking = Masking(),
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.mask = Mask(masking)
+        self.weight = nn.Parameter(truncated_normal((in_features, out_features), 0.1, generator))
+
+    def forward(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
+        return (self.mask(h, noise) * self.weight.mT).sum(-1)
+
+    def latent(self, h: Float[Tensor, "B out in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        terms = h * self.weight.mT
         mean = self.mask.mean(terms).sum(-1)
-        mean = mean if self.bias is None else mean + self.bias
         if not self.mask.active:
             return Latent(mean[None])
         with torch.autocast(h.device.type, enabled=False):  # as in `weighted_gram`
             terms = terms.to(torch.promote_types(terms.dtype, torch.float32))
-            return Latent(mean[None], covariance=(self.spread * terms @ terms.mT)[None])
+            return Latent(mean[None], covariance=(self.mask.masking.spread * terms @ terms.mT)[None])
 
     def kl(self) -> Float[Tensor, ""]:
-        cost = self.mask.masking.kl(self.weight)
-        return cost if self.bias is None else cost + half_norm(self.bias)
+        return self.mask.masking.kl(self.weight)
 
 
 def _signs(

@@ -44,6 +44,11 @@ class MeanField(Posterior):
         sizes = (in_features, out_features)
         return MeanFieldLinear(*sizes, deviation=self.deviation, bias=bias, std=std, generator=generator)
 
+    def linear_per_output(
+        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
+    ) -> "MeanFieldLinearPerOutput":
+        return MeanFieldLinearPerOutput(in_features, out_features, deviation=self.deviation, generator=generator)
+
     def convolution(
         self,
         in_channels: int,
@@ -119,21 +124,35 @@ class MeanFieldLinear(Linear):
         mean, variance = self.moments(h)
         return Latent(mean[None], variance[None])
 
-    def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
-        return self.draw(*self._moments_per_output(h), noise)
-
-    def latent_per_output(self, h: Float[Tensor, "B out in"]) -> Latent:
-        mean, variance = self._moments_per_output(h)
-        return Latent(mean[None], variance[None])
-
-    def _moments_per_output(self, h: Float[Tensor, "B out in"]) -> tuple[Tensor, Tensor]:
-        mean = (h * self.weight.mT).sum(-1)
-        variance = (h.square() * (2 * self.log_deviation).exp().mT).sum(-1)
-        return mean if self.bias is None else mean + self.bias, variance
-
     def kl(self) -> Float[Tensor, ""]:
         cost = gaussian_kl(self.weight, self.log_deviation)
         return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+class MeanFieldLinearPerOutput(Linear):
+    """f_q = h_q w_q, q(W) Gaussian: each output has its own inputs."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, deviation: float = 0.1, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.draw = GaussianNoise()
+        self.weight = nn.Parameter(truncated_normal((in_features, out_features), 0.1, generator))
+        self.log_deviation = nn.Parameter(torch.full((in_features, out_features), math.log(deviation)))
+
+    def moments(self, h: Float[Tensor, "B out in"]) -> tuple[Tensor, Tensor]:
+        """Mean h_q m_q and variance h_q² σ_q² of each output, given h; the outputs are independent."""
+        return (h * self.weight.mT).sum(-1), (h.square() * (2 * self.log_deviation).exp().mT).sum(-1)
+
+    def forward(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
+        return self.draw(*self.moments(h), noise)
+
+    def latent(self, h: Float[Tensor, "B out in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        mean, variance = self.moments(h)
+        return Latent(mean[None], variance[None])
+
+    def kl(self) -> Float[Tensor, ""]:
+        return gaussian_kl(self.weight, self.log_deviation)
 
 
 class MeanFieldConv2d(Convolution):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Linear(nn.Module, ABC):
-    """h ↦ h W + b, W inferred."""
+    """h ↦ h W + b, W inferred; or f_q = h_q w_q, where each output has its own inputs."""
 
     weight: nn.Parameter  # in × out
 
@@ -24,19 +24,11 @@ class Linear(nn.Module, ABC):
         """h W + b for a draw of W."""
 
     @abstractmethod
-    def per_output(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
-        """f_q = h_q w_q: each output has its own inputs."""
-
-    @abstractmethod
-    def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
+    def latent(self, h: Tensor, noise: Noise | None = None, *, draws: int = 16) -> Latent:
         """h W + b with W integrated: what is known of the outputs given h, instead of a draw of them.
 
         A Gaussian, or where it has too many outputs for a covariance, `draws` points.
         """
-
-    @abstractmethod
-    def latent_per_output(self, h: Float[Tensor, "B out in"]) -> Latent:
-        """`latent` for outputs that have each its own inputs."""
 
     @abstractmethod
     def kl(self) -> Float[Tensor, ""]:
@@ -82,7 +74,13 @@ class Posterior(ABC):
         std: float = 0.1,
         generator: torch.Generator | None = None,
     ) -> Linear:
-        """A linear layer with such weights."""
+        """A linear layer with such weights, of inputs [B, in]."""
+
+    @abstractmethod
+    def linear_per_output(
+        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
+    ) -> Linear:
+        """f_q = h_q w_q with such weights: each output has its own inputs, [B, out, in]."""
 
     @abstractmethod
     def convolution(

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from calgp.gp.inference import Model, Passes, Predictive, _Moments
+from calgp.gp.inference import Model, Passes
+from calgp.gp.predictive import Predictive, SampleMoments
 
 BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # shares λ of the capital of `label_is_decided`
 
@@ -33,7 +34,7 @@ class Sampling:
         model.sites()  # names them
         with torch.inference_mode():
             self._h = model.stem(x)
-        self._moments: _Moments | None = None
+        self._moments: SampleMoments | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -45,7 +46,7 @@ class Sampling:
             noise = self.how.noise(self.seed, self.drawn, last, self.rows)
             latent = self.model.sample(self._h, noise)
             log_probs = self.model.likelihood.log_probs(latent, noise)
-            moments = _Moments.of(log_probs)
+            moments = SampleMoments.of(log_probs)
             self._moments = moments if self._moments is None else self._moments + moments
             self.drawn = last
             members = max(1, len(latent.mean) // count)  # then samples, then draws of their Gaussians

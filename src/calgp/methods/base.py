@@ -28,9 +28,23 @@ class Method(ABC):
     is_calibrated: bool = False  # whether runs fit a temperature on their hold-out by default
     integrate: bool = False  # whether the last layer is integrated in closed form, so that one pass predicts
 
+    draws_masks: bool = False  # whether passes of the network differ, by masks of its filters or weights
+
     def in_one_line(self) -> str:
         """What it is with these options, for lists."""
         return self.summary
+
+    def with_ratio(self, ratio: int) -> "Method":
+        """The same with so many random features for each feature of the network; itself where it has none."""
+        return self
+
+    def as_authors(self) -> "Method":
+        """As the paper's authors' code has it, where that differs from the paper; itself for most."""
+        return self
+
+    def relative_cost(self, *, wide: bool) -> float:
+        """About what an image takes, by what its convolutions take; `wide`: they give features by the thousand."""
+        return 1.2
 
     def space(self) -> Mapping[str, Axis]:
         """What `calgp tune` searches: options of a run, as `calgp sweep --grid` names them, with their values."""

@@ -53,9 +53,6 @@ class Cgp(Method):
     def __post_init__(self) -> None:
         check_options(self)
 
-    def _theta(self) -> Theta:
-        return Theta(self.lengthscale, self.sigma, learn=True)
-
     def space(self) -> Mapping[str, Axis]:
         return {"learning_rate": RATES, "method.sigma": Axis((12.5, 25.0, 50.0, 100.0), ratio=2.0)}
 
@@ -71,7 +68,7 @@ class Cgp(Method):
             patch=self.patch,
             channels=self.channels,
             weighted=self.weighted,
-            theta=self._theta(),
+            theta=Theta(self.lengthscale, self.sigma, learn=True),
             generator=generator,
         )
         return CgpModel(SparseGP(inducing, task.classes), LIKELIHOODS[self.likelihood]())

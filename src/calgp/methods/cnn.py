@@ -3,7 +3,7 @@
 import itertools
 from abc import ABC
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -62,6 +62,7 @@ class CnnMcd(Method):
     """
 
     summary: ClassVar[str] = "CNN with Monte Carlo dropout"
+    draws_masks: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
 
     keep: float = option(0.5, "π, the share of inputs that masks keep, in the fully connected layers.", within=KEPT)
     keep_filters: float = option(0.5, "π, the share of channels that masks keep, of the filters Ψ.", within=KEPT)
@@ -77,6 +78,9 @@ class CnnMcd(Method):
 
     def space(self) -> Mapping[str, Axis]:
         return {"learning_rate": RATES, "method.keep_filters": KEEP, "method.keep": KEEP}
+
+    def as_authors(self) -> "CnnMcd":
+        return replace(self, keep_filters=0.5) if self.keep_filters < 1 else self
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnMcdModel":
         features = backbone.build(task, self._masking(self.keep_filters), generator=generator)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -77,25 +77,27 @@ class Gpdnn(Method):
     def __post_init__(self) -> None:
         check_options(self)
 
-    def _masking(self) -> Masking:
-        return Masking(self.keep_filters, self.granularity, self.inverted)
-
-    def _theta(self) -> Theta:
-        return Theta(self.lengthscale, self.sigma, self.ard, learn=True)
+    @property
+    def draws_masks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.keep_filters < 1
 
     def in_one_line(self) -> str:
-        return self.summary + (", masked filters" if self.keep_filters < 1 else "")
+        return self.summary + (", masked filters" if self.draws_masks else "")
+
+    def as_authors(self) -> "Gpdnn":
+        return replace(self, keep_filters=0.5) if self.draws_masks else self
 
     def space(self) -> Mapping[str, Axis]:
         axes = {"learning_rate": RATES, "method.sigma": Axis((0.5, 1.0, 2.0), ratio=2.0)}
-        return axes | ({"method.keep_filters": KEEP} if self.keep_filters < 1 else {})
+        return axes | ({"method.keep_filters": KEEP} if self.draws_masks else {})
 
     def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "GpdnnModel":
-        masking = self._masking()
+        masking = Masking(self.keep_filters, self.granularity, self.inverted)
         features = backbone.build(task, masking, generator=generator)
         d = features.out_features
         points = torch.randn(self.inducing, d, generator=generator)
-        inducing = InducingPoints(make_kernel(self.kernel, d, self._theta()), points)
+        theta = Theta(self.lengthscale, self.sigma, self.ard, learn=True)
+        inducing = InducingPoints(make_kernel(self.kernel, d, theta), points)
         gp = SparseGP(inducing, task.classes)
         filter_prior = masking.active if self.filter_prior is None else self.filter_prior
         return GpdnnModel(features, gp, LIKELIHOODS[self.likelihood](), filter_prior=filter_prior)

@@ -79,7 +79,7 @@ class CnnLaplace(Method):
             n_rf=self.n_rf,
             kernel=self.kernel,
             frequencies=self.frequencies,
-            theta=self._theta(),
+            theta=Theta(self.lengthscale, self.sigma, self.ard, None, self.learn_theta),
             masking=UNMASKED,
             generator=generator,
         )
@@ -96,9 +96,6 @@ class CnnLaplace(Method):
         model = cast(LaplaceModel, model)
         with evaluating(model), torch.no_grad():
             model.gp.fit(_features(model, train), CURVATURES[self.covariance])
-
-    def _theta(self) -> Theta:
-        return Theta(self.lengthscale, self.sigma, self.ard, None, self.learn_theta)
 
 
 class LaplaceModel(Model):

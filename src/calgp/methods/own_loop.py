@@ -12,8 +12,7 @@ from calgp.errors import CalgpError, name_error
 from calgp.gp import Latent, Model, Noise, Posterior, evaluating
 from calgp.methods import METHODS
 from calgp.methods.base import Method
-from calgp.methods.cnn_gp import CnnGp, CnnGpModel
-from calgp.methods.mean_field import MeanFieldGp
+from calgp.methods.random_features import CnnGpModel, RandomFeatures
 from calgp.nets import Backbone, Task, Wrapped, WrappedFeatures
 from calgp.nets.wrap.image_shape import find_image_shape
 from calgp.nets.wrap.sites import LAYERS
@@ -92,7 +91,7 @@ class GPNetwork(Model):
 
     started: Tensor
 
-    def __init__(self, model: CnnGpModel, method: CnnGp | MeanFieldGp, classes: int) -> None:
+    def __init__(self, model: CnnGpModel, method: RandomFeatures, classes: int) -> None:
         super().__init__()
         self.model, self.method, self.classes = model, method, classes
         self.likelihood, self.integrate = model.likelihood, model.integrate
@@ -166,10 +165,10 @@ class _Given(Backbone):
         return self.spec.features_of(self.network, task, posterior, generator=generator)
 
 
-def _method(method: str | Method, options: dict[str, Any]) -> CnnGp | MeanFieldGp:
-    known = {name: each for name, each in METHODS.items() if isinstance(each, CnnGp | MeanFieldGp)}
+def _method(method: str | Method, options: dict[str, Any]) -> RandomFeatures:
+    known = {name: each for name, each in METHODS.items() if isinstance(each, RandomFeatures)}
     chosen = known.get(method) if isinstance(method, str) else method
-    if not isinstance(chosen, CnnGp | MeanFieldGp):  # others need more than gradients: inducing points, a last pass
+    if not isinstance(chosen, RandomFeatures):  # others need more than gradients: inducing points, a last pass
         raise name_error("There is no method for your own loop called", method, known)
     for name in options:
         find_option(type(chosen), name, of="the method")

@@ -55,8 +55,11 @@ class Backbone(ABC):
     summary: ClassVar[str] = "your own network"
     hidden: tuple[int, ...]  # widths of the fully connected layers of methods without a GP
 
-    def choose(self, task: Task) -> "Backbone":
-        """The network itself, or the one that it stands for where images are of this shape (`Auto`)."""
+    def choose(self, task: Task, *, mirror: bool = False) -> "Backbone":
+        """The network itself, or the one that it stands for where images are of this shape (`Auto`).
+
+        mirror: images and their mirror images mean the same.
+        """
         return self
 
     @abstractmethod

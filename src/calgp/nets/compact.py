@@ -43,6 +43,10 @@ class Compact(Backbone):
     unmasked: int = option(
         1, "Stages without masks, counted from the image; samples share what they compute.", within=Interval(0, 100)
     )
+    mirror: bool = option(
+        False, "Predict by the mean features of an image and its mirror image, in twice the time.",
+        since_version="0.2.0",
+    )  # fmt: skip
     hidden: tuple[int, ...] = option((), HIDDEN, within=COUNT, default_text="none", example="384,192")
     spectral: float | None = like(LeNet, "spectral")
 
@@ -79,19 +83,32 @@ class CompactFeatures(Features):
             before = width
         self.stages: list[Stage] = nn.ModuleList(stages)  # pyright: ignore[reportAttributeAccessIssue]
         self.unmasked = min(spec.unmasked + further, len(stages))
-        self.out_features = before
+        self.out_features, self.mirror = before, spec.mirror
         for module in self.modules():
             if isinstance(module, Convolution):
                 nn.init.kaiming_normal_(module.weight, generator=generator)
         bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
+        h = self._first_stages(x)
+        return torch.cat([h, self._first_stages(x.flip(-1))], 1) if self._mirrors() else h
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:
+        if self._mirrors():
+            image, mirrored = h.chunk(2, 1)
+            return (self._last_stages(image, noise) + self._last_stages(mirrored, noise)) / 2
+        return self._last_stages(h, noise)
+
+    def _mirrors(self) -> bool:
+        return self.mirror and not self.training
+
+    def _first_stages(self, x: Tensor) -> Tensor:
         h = F.gelu(self.whitening(canvas(x, SMALLEST)))
         for stage in self.stages[: self.unmasked]:
             h = stage(h)
         return h
 
-    def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:
+    def _last_stages(self, h: Tensor, noise: Noise | None) -> Float[Tensor, "SN d"]:
         for stage in self.stages[self.unmasked :]:
             h = stage(h, noise)
         return h.amax((2, 3))

@@ -15,8 +15,8 @@ from calgp.errors import CalgpError
 from calgp.gp import predict
 from calgp.nets import Task
 from calgp.runs import Run, identity
+from calgp.runs.build import build
 from calgp.runs.environment import environment
-from calgp.runs.folder import build
 from calgp.runs.jobs import Paths
 from calgp.runs.reading import read_json
 from calgp.runs.writing import wrap_os_errors, write_whole

@@ -27,6 +27,7 @@ from .tables import (
     trained_table,
     verdict_summary,
 )
+from .verdicts import Verdict
 
 
 def write_experiment(
@@ -63,20 +64,44 @@ def write_experiment(
         notes=[*experiment.notes, *failed],
     )
     plain = table_of(experiment, rows)
-    summary = {
+    summary = _summary(experiment, scale, cells, rows, found, plain, authors)
+    _write_files(page, drawings, plain, summary, out)
+    return out / "report.html"
+
+
+def _summary(
+    experiment: Experiment,
+    scale: Scale,
+    cells: Sequence[Cell],
+    rows: Sequence[Row],
+    found: Sequence[Verdict],
+    table: Sequence[Mapping[str, object]],
+    authors: bool,
+) -> dict[str, object]:
+    """What table.json holds."""
+    return {
         "experiment": experiment.name,
         "scale": scale.name,
         "faithful": authors,
         "claim": experiment.claim,
-        "rows": plain,
+        "rows": table,
         "verdicts": [verdict_summary(verdict, rows) for verdict in found],
         "runs": {key(run): train_command(run) for cell in cells for run in cell.runs},
     }
+
+
+def _write_files(
+    page: str,
+    drawings: Mapping[str, Drawn],
+    table: Sequence[Mapping[str, object]],
+    summary: Mapping[str, object],
+    out: Path,
+) -> None:
     files = {
         "report.html": page.encode("utf-8", "replace"),
         **{f"{name}.svg": drawn.svg.encode() for name, drawn in drawings.items()},
         **{f"{name}.png": drawn.png for name, drawn in drawings.items()},
-        "table.csv": csv_text(plain).encode(),
+        "table.csv": csv_text(table).encode(),
         "table.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
     }
     with wrap_os_errors(out):
@@ -84,7 +109,6 @@ def write_experiment(
         remove_leftovers(out)
         for name, data in files.items():
             write_whole(out / name, data)
-    return out / "report.html"
 
 
 def draw(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:

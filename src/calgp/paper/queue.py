@@ -22,7 +22,9 @@ from calgp.runs.writing import Busy, owned
 from calgp.search.halving import Budget
 from calgp.search.tune import HOLDOUT, read_log, tune, write_log
 
-from .experiments import EXPERIMENTS, GPDNN_PRIOR, LEARNED
+from .cells import GPDNN_PRIOR
+from .experiments import EXPERIMENTS
+from .published import LEARNED
 from .reproduce import jobs_of
 from .rows import Cell
 from .scales import GPDNN_MCD, SORF, Scale, find_scale

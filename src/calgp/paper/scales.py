@@ -1,12 +1,11 @@
 """How large an experiment is run: the same cells as seconds, hours or the paper's settings. Pure data and functions."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from calgp.errors import CalgpError
-from calgp.methods import METHODS, CnnGp, Method
+from calgp.methods import METHODS, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
 from calgp.runs import Run
 from calgp.runs.duration import IMAGES
@@ -22,6 +21,9 @@ GPDNN, GPDNN_MCD, CGP, SVDKL = "GPDNN", "GPDNN+MCD", "CGP", "SVDKL"
 SORF_INTEGRATED, RF_INTEGRATED = "CNN+GP(SORF), integrated", "CNN+GP(RF), integrated"  # beyond the paper: one pass
 OURS, EXISTING, INTEGRATED = (RF, SORF), (GPDNN, CGP, SVDKL), (SORF_INTEGRATED, RF_INTEGRATED)
 ALL = (RF, SORF, MCD, CAL, GPDNN, CGP, SVDKL)  # figure 2's
+
+
+RESNET_RATIO = 4  # N_RF is four times the 64 features of a ResNet (the authors' ratio), whatever a LeNet has
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,10 @@ class Scale:
         described = _changed(described, **setting.options.get(method, {}))
         # patches need no network: one run serves the panels of all networks
         backbone = setting.backbone if described.uses_network else BACKBONES["lenet"]
+        if isinstance(backbone, ResNet):
+            described = described.with_ratio(RESNET_RATIO)
         return Run(
-            adapted(described, backbone), backbone, source=setting.source, train_size=train_size,
+            described, backbone, source=setting.source, train_size=train_size,
             holdout=0.1 if described.calibrator else 0.0, augment=(), crop=4, calibration=False,
             seed=seed, steps=setting.steps[train_size], epochs=self.epochs, batch_size=self.batch_size,
             learning_rate=setting.rates.get(method, rate), schedule=self.schedule,  # pyright: ignore[reportArgumentType]
@@ -132,30 +136,15 @@ def _like_paper(run: Run, setting: Setting) -> bool:
     return run.source == setting.source and run.train_size is None and same_network
 
 
-def adapted(method: Method, backbone: Backbone) -> Method:
-    """N_RF is four times the 64 features of a ResNet (the authors' ratio), whatever a LeNet has."""
-    if isinstance(method, CnnGp) and isinstance(backbone, ResNet):
-        return replace(method, n_rf=None, ratio=4)
-    return method
-
-
 def faithful(run: Run) -> Run:
     """The run as the authors' code has it where that differs from the paper (docs/reproduce.md lists it).
 
     Φ without √2, Ω unmasked and N_RF as large as d, ℓ = 1, a mask for every element that keeps half of them, batch
     moments in prediction, batches of 100, Adam at a constant 10⁻³.
     """
-    method, backbone = run.method, run.backbone
-    if getattr(method, "keep_filters", 1.0) < 1:
-        method = _changed(method, keep_filters=0.5)
-    if isinstance(method, CnnGp):
-        ratio = 4 if isinstance(backbone, ResNet) else 1
-        method = replace(
-            method, sigma=math.sqrt(0.5), lengthscale=1.0, keep_omega=1.0, n_rf=None, ratio=ratio,
-            granularity="element", integrate=False,
-        )  # fmt: skip
+    method, backbone = run.method.as_authors(), run.backbone
     if isinstance(backbone, ResNet):
-        backbone = replace(backbone, batch_moments=True)
+        method, backbone = method.with_ratio(RESNET_RATIO), replace(backbone, batch_moments=True)
     batch = min(100, run.batch_size) if run.steps is not None else 100
     return replace(
         run,
@@ -259,8 +248,24 @@ def _laptop() -> Scale:
     )  # fmt: skip
 
 
+# every method begins its tuning with the same learning rate, and with its own defaults
+_DESK = {
+    SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
+    SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), MCD: (METHODS["cnn-mcd"], 2e-3),
+    CAL: (METHODS["cnn-cal"], 2e-3), RF: (_method("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
+    GPDNN: (METHODS["gpdnn"], 2e-3),
+    GPDNN_MCD: (METHODS["gpdnn-mcd"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3), CGP: (METHODS["cgp"], 8e-3),
+    RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
+}  # fmt: skip
+_DESK_TUNING = {
+    **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(8, 1800, samples=6, images=(3000, 6000, 12_000))),
+    CIFAR10_DEEP: Budget(8, 1080, samples=6, images=(2000, 4000, 8000)),
+    CIFAR100_DEEP: Budget(8, 1080, samples=6, images=(4000, 8000, 16_000)),
+    MNIST_DEEP: Budget(8, 1080, samples=6, images=(1000, 3000, 10_000)),
+}
+
+
 def _desk() -> Scale:
-    """Every method begins its tuning with the same learning rate, and with its own defaults."""
     without_patches = (SORF_INTEGRATED, SORF, MCD, CAL, RF, GPDNN, GPDNN_MCD, SVDKL, RF_INTEGRATED)
     all_images: dict[int | None, int | None] = {None: 15_000}
     once: dict[int | None, tuple[int, ...]] = {None: _ONE}
@@ -288,21 +293,7 @@ def _desk() -> Scale:
                 {10_000: (SORF_INTEGRATED, SORF, RF, MCD, CAL, GPDNN)}, "notmnist",
             ),
         },
-        {
-            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
-            SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), MCD: (METHODS["cnn-mcd"], 2e-3),
-            CAL: (METHODS["cnn-cal"], 2e-3), RF: (_method("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
-            GPDNN: (METHODS["gpdnn"], 2e-3),
-            GPDNN_MCD: (METHODS["gpdnn-mcd"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3), CGP: (METHODS["cgp"], 8e-3),
-            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
-        },
-        batch_size=100, schedule="one-cycle", precision="bf16-mixed",
-        tuning={
-            **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(8, 1800, samples=6, images=(3000, 6000, 12_000))),
-            CIFAR10_DEEP: Budget(8, 1080, samples=6, images=(2000, 4000, 8000)),
-            CIFAR100_DEEP: Budget(8, 1080, samples=6, images=(4000, 8000, 16_000)),
-            MNIST_DEEP: Budget(8, 1080, samples=6, images=(1000, 3000, 10_000)),
-        },
+        _DESK, batch_size=100, schedule="one-cycle", precision="bf16-mixed", tuning=_DESK_TUNING,
         leaves_out=("ablation", "shift"),
         warning="Desk scale: the paper's networks (but ResNet(5) on CIFAR-100, too) on all images, 15,000 steps of 100 "
         "images, options by equal tuning on a hold-out.",

@@ -37,6 +37,10 @@ class LastLayerPosterior(ABC):
     def logit_covariance(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "N Q Q"]:
         """Of the logits at features c."""
 
+    def logit_covariance_at_once(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "N Q Q"]:
+        """The same for any number of inputs, whatever memory that takes: for exports."""
+        return self.logit_covariance(c)
+
     def numbers(self) -> dict[str, float]:
         """What is not a tensor; with `tensors` it is all of the posterior."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.type is float}  # type: ignore[arg-type]
@@ -54,17 +58,15 @@ class FullLaplace(LastLayerPosterior):
     log_evidence: float
 
     def logit_covariance(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "N Q Q"]:
+        size = max(1, NUMBERS // self.covariance[0].numel())
+        return torch.cat([self.logit_covariance_at_once(each) for each in c.split(size)])
+
+    def logit_covariance_at_once(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "N Q Q"]:
         classes, m = self.covariance.shape[:2]
         phi = _with_one(c.to(self.covariance), m)
-
-        def part(phi: Tensor) -> Tensor:
-            # Cov[f_q, f_r] = φᵀ S_qr φ
-            rows = [
-                (phi @ block.flatten(1)).unflatten(1, (classes, m)) @ phi.unsqueeze(-1) for block in self.covariance
-            ]
-            return torch.stack([row.squeeze(-1) for row in rows], 1)
-
-        return torch.cat([part(each) for each in phi.split(max(1, NUMBERS // (classes * m)))])
+        # Cov[f_q, f_r] = φᵀ S_qr φ
+        rows = [(phi @ block.flatten(1)).unflatten(1, (classes, m)) @ phi.unsqueeze(-1) for block in self.covariance]
+        return torch.stack([row.squeeze(-1) for row in rows], 1)
 
 
 @dataclass(frozen=True, eq=False)

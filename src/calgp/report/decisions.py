@@ -118,7 +118,7 @@ def _selection(decisions: DecisionMetrics, found: Evaluation) -> SelectionSectio
     return SelectionSection(
         sentence=_sentence(made, now, found.n),
         rows=[
-            ("it answers", _rule(made)),
+            ("it answers", made.rule),
             ("promise", _promise(made)),
             ("hold-out", f"{count(made.n, 'image')}, {made.answered:,} answered, {made.wrong:,} wrong"),
             ("answered here", f"{percent(now.share)} of {count(found.n, 'image')}"),
@@ -133,16 +133,6 @@ def _sentence(made: Selection, now: SelectionMetrics, n: int) -> str:
         return f"It answers none of these {count(n, 'image')}."
     asked = f"{percent(made.error)} at most were asked for"
     return f"It answers {percent(now.share)} of these images and is wrong on {percent(now.error)} of them; {asked}."
-
-
-def _rule(made: Selection) -> str:
-    if made.threshold is None:
-        return "always"
-    if not made.answered:
-        return "never"
-    if made.score == "confidence":
-        return f"where confidence > {1 - made.threshold:.6g}"
-    return f"where {SCORED_BY[made.score]} < {made.threshold:.6g}"
 
 
 def _promise(made: Selection) -> str:

@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from .html import themed
+from .page import render_page
 
 
 @dataclass(frozen=True)
@@ -59,14 +56,8 @@ def experiment_page(
     notes: Sequence[str],
 ) -> str:
     """The whole page as HTML."""
-    environment_ = Environment(
-        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+    return render_page(
+        "experiment.html", name=name, title=title, claim=claim, facts=facts, warning=warning, judged=judged,
+        figures=figures, tables=tables, trained=trained, commands=commands, trainings=trainings,
+        environment=environment, notes=notes,
     )  # fmt: skip
-    environment_.filters["themed"] = themed
-    shown: dict[str, Any] = {
-        "name": name, "title": title, "claim": claim, "facts": facts, "warning": warning, "judged": judged,
-        "figures": figures, "tables": tables, "trained": trained, "commands": commands,
-        "trainings": trainings, "environment": environment, "notes": notes,
-    }  # fmt: skip
-    return environment_.get_template("experiment.html").render(shown)

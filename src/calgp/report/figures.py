@@ -151,38 +151,23 @@ def risk_coverage(
         axes = figure.subplots()
         highest = max(max(curve.risk[len(curve.risk) // 20 :]) for curve in curves)  # the first few are chance
         axes.plot(
-            best.coverage,
-            best.risk,
-            color=INK,
-            alpha=0.55,
-            linewidth=1.2,
-            linestyle=(0, (1, 1.5)),
+            best.coverage, best.risk, color=INK, alpha=0.55, linewidth=1.2, linestyle=(0, (1, 1.5)),
             label=f"best possible: AURC {best.aurc:.3g}",
-        )
-        for curve, colour, dash in zip(
-            curves, (PALETTE[0], PALETTE[2], PALETTE[3]), ("-", (0, (6, 2)), (0, (2, 1.5))), strict=False
-        ):
+        )  # fmt: skip
+        styles = ((PALETTE[0], "-"), (PALETTE[2], (0, (6, 2))), (PALETTE[3], (0, (2, 1.5))))
+        for curve, (colour, dash) in zip(curves, styles, strict=False):
             label = f"{curve.name}: AURC {curve.aurc:.3g}"
             (line,) = axes.plot(curve.coverage, curve.risk, color=colour, linewidth=1.9, linestyle=dash, label=label)
             set_css_class(line, "curve")
         if target is not None:
-            set_css_class(
-                axes.axhline(
-                    target, color=WRONG, linewidth=1.3, linestyle=(0, (4, 2)), label=f"target {100 * target:.3g} %"
-                ),
-                "target",
-            )
+            label = f"target {100 * target:.3g} %"
+            line = axes.axhline(target, color=WRONG, linewidth=1.3, linestyle=(0, (4, 2)), label=label)
+            set_css_class(line, "target")
         if chosen is not None:
             (dot,) = axes.plot(
-                *chosen,
-                "o",
-                color=WRONG,
-                markersize=8,
-                markeredgecolor=INK,
-                mew=0.8,
-                zorder=4,
+                *chosen, "o", color=WRONG, markersize=8, markeredgecolor=INK, mew=0.8, zorder=4,
                 label="the run's threshold",
-            )
+            )  # fmt: skip
             set_css_class(dot, "chosen")
         top = max(highest, target or 0.0, chosen[1] if chosen else 0.0, 1e-3)
         axes.set(

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from calgp.errors import CalgpError
 from calgp.runs.folder import RunFolder
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 from . import figures
 from .metric_names import METRICS, PAPER
+from .page import render_page
 from .run_section import InsideSection, Result, RunSection, results, run_section
 from .svg import PALETTE
 from .words import interval, nats
@@ -38,24 +37,12 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
         run_section(result, label, colour, directory)
         for result, label, colour in zip(found, _labels(found), colours, strict=True)
     ]
-    environment = Environment(
-        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["themed"] = themed
-    page = environment.get_template("report.html").render(runs=runs, comparison=_comparison(runs))
+    page = render_page("report.html", runs=runs, comparison=_comparison(runs))
     out = Path(out)
     with wrap_os_errors(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, page.encode("utf-8", "replace"))
     return out
-
-
-def themed(svg: str) -> str:
-    """A figure in the page, where the style sheet may choose lighter colours for a dark screen."""
-    for place, colour in enumerate(PALETTE):
-        svg = svg.replace(colour, f"var(--c{place}, {colour})")
-    return svg
 
 
 def _labels(results: Sequence[Result]) -> list[str]:

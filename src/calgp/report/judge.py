@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from calgp.metrics import Difference
 from calgp.runs.predictions_file import Judgement
 
 from . import figures
 from .experiment import Table
-from .html import themed
 from .metric_names import METRICS, PAPER, VARIANTS
+from .page import render_page
 from .svg import PALETTE
 from .words import count, decimal, interval, summary
 
@@ -35,14 +33,9 @@ def judge_page(
     found: Sequence[Judgement], differences: Mapping[str, Difference] | None, notes: Sequence[str] = ()
 ) -> str:
     """The whole page as HTML: a section for each, and the first less the second."""
-    environment = Environment(
-        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["themed"] = themed
     sections = [_section(each, PALETTE[place % len(PALETTE)]) for place, each in enumerate(found)]
     paired = None if differences is None else _paired(found, differences)
-    return environment.get_template("judge.html").render(sections=sections, paired=paired, notes=notes)
+    return render_page("judge.html", sections=sections, paired=paired, notes=notes)
 
 
 def _section(found: Judgement, colour: str) -> Section:

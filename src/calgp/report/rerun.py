@@ -35,6 +35,10 @@ def _path(folder: RunFolder) -> str:
 
 def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
     command, options = card.environment.command or (), to_json(card.run)
+    if card.upgraded is not None:
+        options = {"network": card.upgraded, "source": card.run.source}
+    if card.vectors is not None:
+        options = {"embeddings": card.vectors.train, "test": card.vectors.test, "holdout": card.vectors.holdout}
     calibration, decisions = found[0].calibration, found[0].decisions
     calibrated = folder.calibration() is not None
     return Rerun(
@@ -44,7 +48,7 @@ def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
             *([] if decisions is None else [_decision_command(folder, decisions.made, calibrated)]),
             *(_evaluation_command(folder, each, card, calibrated) for each in found),
         ],
-        described="The first member's training" if card.members else "The whole description of the training",
+        described=_described(card),
         options=[("members", ", ".join(member.path for member in card.members))] * bool(card.members) + _flat(options),
         json=json.dumps(options, indent=1, ensure_ascii=False),
         environment=[(name, str(value)) for name, value in card.environment.items() if name != "command"],
@@ -54,6 +58,14 @@ def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
         ],
         holdout=count(len(card.holdout_rows), "image"),
     )
+
+
+def _described(card: Card) -> str:
+    if card.vectors is not None:
+        return "What it was fitted on"
+    if card.upgraded is not None:
+        return "What was upgraded"
+    return "The first member's training" if card.members else "The whole description of the training"
 
 
 def _passes(how: Passes) -> list[str]:

@@ -189,6 +189,8 @@ def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path
     columns = folder.columns(name, len(card.classes))
     if columns is None:
         return Evaluated(found, None, None, f"The folder has no {name}: evaluate again to see them.")
+    if card.vectors is not None:
+        return Evaluated(found, columns, None, "Embeddings have no images to show.")
     for convert in (False, True):  # the evaluation's checksum shows which of them it saw
         try:
             images = test_images(card, found.source, directory=directory, convert=convert)
@@ -203,6 +205,19 @@ def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path
 
 def _facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
     run = card.run
+    if card.upgraded is not None:
+        fitted = f"{count(card.train_images, 'image')} were seen by the upgrade"
+        date = day(card.environment.started or "unknown")
+        return [
+            ("network", card.network),
+            ("trained", "elsewhere"),
+            ("upgraded", fitted),
+            ("date", date),
+            ("folder", folder.name),
+        ]
+    if card.vectors is not None:
+        rows = f"{card.train_images:,} embeddings of {card.task.height:,} numbers, {card.vectors.train}"
+        return [("fitted on", rows), ("date", day(card.environment.started or "unknown")), ("folder", folder.name)]
     return [
         ("network", card.network),
         ("trained on", f"{count(card.train_images, 'image')} of {run.source}"),

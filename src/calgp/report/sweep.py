@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from .experiment import Table
+from .page import render_page
 
 Metrics = Mapping[str, tuple[float, float | None]]
 
@@ -30,12 +29,7 @@ def sweep_page(
             for setting, seeds, held, own in rows
         ],
     )
-    environment = Environment(
-        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    shown = {"title": title, "command": command, "best": best, "sweep": table, "failures": failures}
-    return environment.get_template("sweep.html").render(shown)
+    return render_page("sweep.html", title=title, command=command, best=best, sweep=table, failures=failures)
 
 
 def _cell(found: Metrics, name: str) -> tuple[str, str]:

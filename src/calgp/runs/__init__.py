@@ -2,7 +2,7 @@
 
 from calgp.run import Run
 from calgp.runs.card import Card
-from calgp.runs.classifier import Classifier, Prediction, load
+from calgp.runs.classifier import Classifier, load
 from calgp.runs.comparison import Row, compare, own_scores
 from calgp.runs.defaults import resolved
 from calgp.runs.description import from_json, identity, to_json
@@ -13,12 +13,14 @@ from calgp.runs.export import Exported
 from calgp.runs.failures import Interrupted
 from calgp.runs.folder import RunFolder, open_folder, shipped_run
 from calgp.runs.loop import Step, fit
+from calgp.runs.prediction import Prediction
 from calgp.runs.process import flush_denormals, keep_freed_memory, tune_process
 from calgp.runs.ranks import gathered, on_first, together
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training import new_folder, train, train_run
-from calgp.runs.training_data import TrainingData
-from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation, upgrade
+from calgp.runs.training_data import TrainingData, cautions
+from calgp.runs.upgraded import UpgradedClassifier, UpgradedEvaluation
+from calgp.runs.upgrading import upgrade
 from calgp.runs.verification import Check
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "TrainingData",
     "UpgradedClassifier",
     "UpgradedEvaluation",
+    "cautions",
     "compare",
     "ensemble",
     "fit",

@@ -1,4 +1,4 @@
-"""Training images, changed in each step: what a flip or a small move should not matter to."""
+"""Training images, changed in each step: what a flip, a small move or a missing part should not matter to."""
 
 from collections.abc import Collection
 
@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calgp.data import Images
-from calgp.gp import Noise
+from calgp.gp import MixedLabels, Noise
 from calgp.gp.noise import site_key
 
 _SITE = site_key("augmentation")
+CUT_OUT = 3 / 8  # of the side
 LOOKED_AT = 4000  # training images at most that are looked at in a mirror
 THUMBNAIL = 12  # pixels of the side to which they shrink for that
 RIDGE = 0.1  # of the variance of a pixel
@@ -22,20 +23,42 @@ CLEARLY_OF_A_CLASS = 4.0  # the same of one of many classes
 def augmented(
     x: Shaped[Tensor, "N C H W"], kinds: Collection[str], *, crop: int, seed: int, step: int, rows: Int[Tensor, "N"]
 ) -> Shaped[Tensor, "N C H W"]:
-    """Images of a training step, changed by `kinds`: flip, with probability ½, and crop, by up to `crop` pixels.
+    """Images of a training step, changed by `kinds`.
+
+    flip: left and right, with probability ½. crop: moved by up to `crop` pixels. cutout: a square of three eighths of
+    the side, anywhere, is black (DeVries & Taylor 2017). `mixed_up` is mixup.
 
     What is drawn is keyed by (seed, step, row), as the masks are: it depends neither on the batch nor on what was drawn
     before, so that a resumed training sees the same images.
     """
     if not kinds:
         return x
-    # the seeds of training are the negative ones; three words an image: side, down, right
-    words = Noise(-1 - seed, torch.tensor([step]), rows.to(x.device)).words(_SITE, 3, shared=False)[0]
+    words = _words(seed, step, rows.to(x.device), 5)  # an image's: side, down, right, and where it is cut out
     if "crop" in kinds:
-        x = _moved(x, crop, words[:, 1:] % (2 * crop + 1))
+        x = _moved(x, crop, words[:, 1:3] % (2 * crop + 1))
     if "flip" in kinds:
         x = torch.where((words[:, 0] & 1).bool()[:, None, None, None], x.flip(-1), x)
+    if "cutout" in kinds:
+        x = _cut_out(x, words[:, 3:])
     return x
+
+
+def mixed_up(
+    x: Float[Tensor, "N C H W"], y: Int[Tensor, "N"], *, seed: int, step: int, rows: Int[Tensor, "N"]
+) -> tuple[Float[Tensor, "N C H W"], MixedLabels]:
+    """mixup (Zhang et al. 2018) with λ uniform in [0, 1]: λ x + (1 − λ) x', and the labels of both.
+
+    x' is the image before it in the batch.
+    """
+    share = (_words(seed, step, rows.to(x.device), 6)[:, 5] >> 11).double() / 2**53 + 0.5  # signed words: [−½, ½)
+    share = share.to(x)
+    weight = share[:, None, None, None]
+    return weight * x + (1 - weight) * x.roll(1, 0), MixedLabels(y.roll(1, 0), share)
+
+
+def _words(seed: int, step: int, rows: Int[Tensor, "N"], count: int) -> Int[Tensor, "N count"]:
+    """Random words of each image in a step; the seeds of training are the negative ones."""
+    return Noise(-1 - seed, torch.tensor([step]), rows).words(_SITE, count, shared=False)[0]
 
 
 def mirror_is_harmless(images: Images) -> bool:
@@ -86,12 +109,22 @@ def _is_clear(difference: Float[Tensor, "N"], errors: float) -> bool:
     return bool(difference.mean() > errors * difference.std() / len(difference) ** 0.5)
 
 
-def _moved(x: Tensor, pad: int, offsets: Int[Tensor, "N 2"]) -> Tensor:
-    """`pad` black pixels on all sides, then a window of the first size at each image's own offsets (down, right)."""
+def _cut_out(x: Tensor, words: Int[Tensor, "N 2"]) -> Tensor:
+    """A black square around a pixel of each image; what would lie outside is not there."""
+    inside = torch.ones((), dtype=torch.bool, device=x.device)
+    for axis, length in ((0, x.shape[-2]), (1, x.shape[-1])):
+        first = (words[:, axis] % length)[:, None] - CUT_OUT * length / 2
+        place = torch.arange(length, device=x.device)
+        within = (place >= first) & (place < first + CUT_OUT * length)  # [N, length]
+        inside = inside & (within[:, None, :, None] if axis == 0 else within[:, None, None, :])
+    return x.masked_fill(inside, 0)
+
+
+def _moved(x: Tensor, most: int, offsets: Int[Tensor, "N 2"]) -> Tensor:
+    """Moved by offset − `most` pixels (down, right), each image by its own; pixels of the border fill what is left."""
     n, channels, height, width = x.shape
-    padded = F.pad(x, (pad, pad, pad, pad))
-    down = offsets[:, :1] + torch.arange(height, device=x.device)  # [N, H]
-    right = offsets[:, 1:] + torch.arange(width, device=x.device)  # [N, W]
+    down = (offsets[:, :1] - most + torch.arange(height, device=x.device)).clamp(0, height - 1)  # [N, H]
+    right = (offsets[:, 1:] - most + torch.arange(width, device=x.device)).clamp(0, width - 1)  # [N, W]
     image = torch.arange(n, device=x.device)[:, None, None, None]
     channel = torch.arange(channels, device=x.device)[None, :, None, None]
-    return padded[image, channel, down[:, None, :, None], right[:, None, None, :]]
+    return x[image, channel, down[:, None, :, None], right[:, None, None, :]]

@@ -25,6 +25,15 @@ class Member:
     seed: Whole
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """Embeddings that a run was fitted on: files, `test` those that it is tested on (None: a fifth of `train`)."""
+
+    train: Text
+    test: Text | None
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 def _bounded(task: Task) -> Task:
     if not (1 <= min(task.channels, task.height, task.width) <= max(task.channels, task.height, task.width) <= LARGEST):
         raise ValueError(f"an image has 1 to {LARGEST} channels, rows and columns")
@@ -40,7 +49,9 @@ class Card:
     Of an ensemble: the first member's description, and who the members are.
 
     checksum: of the training images. holdout_rows: of an ensemble, what all its members hold out.
-    class_weights: of the likelihood term, where they are not all 1.
+    class_weights: of the likelihood term, where they are not all 1. upgraded: what somebody's network is called that
+    was trained elsewhere and upgraded; vectors: embeddings, in the place of images. Of the run of either, only source
+    and seed count.
     """
 
     run: Annotated[Run, PlainValidator(from_folder), PlainSerializer(to_json)]
@@ -52,6 +63,8 @@ class Card:
     environment: Environment
     members: Annotated[tuple[Member, ...], Field(max_length=1000)] = ()
     class_weights: tuple[Finite, ...] | None = None
+    upgraded: Text | None = None
+    vectors: Vectors | None = None
     format: Literal[1] = FORMAT
 
     def __post_init__(self) -> None:
@@ -63,12 +76,20 @@ class Card:
         """The method with its options, or what the ensemble is made of."""
         names = [member.label for member in self.members]
         kinds = list(dict.fromkeys(names))
+        if self.upgraded is not None:
+            return f"{self.upgraded}, upgraded"
+        if self.vectors is not None:
+            return "GPClassifier"
         if not names:
             return self.run.label
         return f"ensemble of {len(names)} {kinds[0]}" if len(kinds) == 1 else f"ensemble of {', '.join(names)}"
 
     @property
     def network(self) -> str:
+        if self.upgraded is not None:
+            return self.upgraded
+        if self.vectors is not None:
+            return "embeddings"
         return ", ".join(dict.fromkeys(m.network for m in self.members)) if self.members else self.run.backbone_label
 
     def title(self, calibrator: str | None) -> str:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from calgp.gp import Model
 from calgp.run import Run
+from calgp.runs.build import load_state
 from calgp.runs.card import Card
-from calgp.runs.folder import CHECKPOINT, RunFolder, load_state
+from calgp.runs.folder import CHECKPOINT, RunFolder
 from calgp.runs.record import to_json
 from calgp.runs.results import Checkpoint
 from calgp.runs.stopping import EarlyStopping

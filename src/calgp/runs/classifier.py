@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calgp.data import Corruption, Images
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Engine, Model, Passes, Predictive
+from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
 from calgp.run import SEED
 from calgp.runs.card import Card
@@ -30,74 +30,15 @@ from calgp.runs.evaluation import (
     test_images,
 )
 from calgp.runs.export import Exported, Target, export_model
-from calgp.runs.fit_calibrator import check_held_out, fit_calibrator
+from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
 from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
+from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.training_data import held_out_images
 from calgp.runs.verification import Check, verify_run
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a classifier says of N images.
-
-    names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
-    abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
-    decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
-    outliers: which are beyond the threshold [N]; None where no score was fitted.
-
-    >>> import calgp
-    >>> p = calgp.load("shipped").predict(torch.zeros(2, 1, 28, 28))
-    >>> len(p.labels), p.probs.shape, p.entropy.shape
-    (2, torch.Size([2, 10]), torch.Size([2]))
-    """
-
-    names: tuple[str, ...] | None
-    classes: tuple[str, ...]
-    predictive: Predictive
-    passes: Passes
-    abstains: Tensor | None = None
-    sets: Tensor | None = None
-    outlier_score: Tensor | None = None
-    outliers: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.predictive.log_probs)
-
-    @property
-    def probs(self) -> Tensor:
-        """p(y | x) of each class [N, Q]."""
-        return self.predictive.probs
-
-    @property
-    def labels(self) -> list[str]:
-        """The name of the most probable class of each image."""
-        return [self.classes[label] for label in self.predictive.labels.tolist()]
-
-    @property
-    def confidence(self) -> Tensor:
-        """The probability of the most probable class [N]."""
-        return self.predictive.confidence
-
-    @property
-    def entropy(self) -> Tensor:
-        """Total uncertainty in nats [N]."""
-        return self.predictive.entropy
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """The part of the uncertainty that more data could remove, in nats [N]."""
-        return self.predictive.mutual_information
-
-    @property
-    def class_sets(self) -> list[list[str]] | None:
-        """The names of the classes in each prediction set; None without such decisions."""
-        if self.sets is None:
-            return None
-        return [[self.classes[q] for q, inside in enumerate(row) if inside] for row in self.sets.tolist()]
 
 
 class Classifier:
@@ -142,6 +83,14 @@ class Classifier:
         With `calibrated` or `decided` false, calibration.json or decisions.json is not read, and may be damaged.
         """
         card = folder.card()
+        if card.upgraded is not None:
+            from calgp.runs.upgraded_run import UpgradedRun  # it is a Classifier
+
+            return UpgradedRun.read(folder, card, decided=decided, fabric=fabric)
+        if card.vectors is not None:
+            from calgp.embeddings.run import VectorRun
+
+            return VectorRun.read(folder, card, calibrated=calibrated, decided=decided, fabric=fabric)
         return Classifier(
             folder.model(card), card, folder=folder, calibration=folder.calibration() if calibrated else None,
             decisions=folder.decisions() if decided else None, fabric=fabric,
@@ -239,6 +188,14 @@ class Classifier:
         fitted = self.active_decisions
         return {} if fitted is None else decide_on(fitted.decisions, columns_of(part), part.log_probs, x)
 
+    def sampling(self, x: Tensor, seed: int) -> Sampling | OneShot:
+        """Begin to predict images that are where the model is, all with the masks of row 0."""
+        return Sampling(self.model, x, torch.zeros(len(x), dtype=torch.int64, device=x.device), seed=seed)
+
+    def sample_cost(self, x: Tensor, how: Passes) -> tuple[int, bool]:
+        """Bytes that one sample of these images takes, and whether samples differ at all."""
+        return sample_cost(self.model, self.model.stem(x), how)
+
     # --- measuring ---
 
     def evaluate(
@@ -298,7 +255,7 @@ class Classifier:
         """`evaluate` without writing: the evaluation, and what was predicted of each image."""
         how = self.passes(passes, engine, seed)
         if images is None:
-            images = test_images(self.card, source, directory=directory, convert=convert)
+            images = self.test_images(source, directory=directory, convert=convert)
         calibrator = None if self.calibration is None else self.calibration.calibrator
         return evaluate_images(
             self, images, source, how=how, seed=seed, convert=convert, corruption=corruption,
@@ -307,6 +264,14 @@ class Classifier:
             ),
             watch=watch,
         )  # fmt: skip
+
+    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+        """The test part of a source, in the form that the run takes; `convert` brings any other into it."""
+        return test_images(self.card, source, directory=directory, convert=convert)
+
+    def held_out_images(self, directory: Path | None = None) -> Images:
+        """The images of the run's source that it was not trained on."""
+        return held_out_images(self.folder.path, self.card, directory)
 
     def verify(self, *, directory: Path | None = None, watch: Callable[[str], None] = lambda what: None) -> list[Check]:
         """Compare the training images with their checksum, and every evaluation with one made now."""
@@ -334,10 +299,13 @@ class Classifier:
         if not 0 < share <= 1:
             raise CalgpError(f"Invalid share={share:g}: must be above 0 and at most 1, such as 0.5.")
         how = self.passes(passes, engine, seed)
-        images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
+        images = self.held_out_images(directory) if held_out is None else held_out
         check_held_out(images, self.card)
         with self.folder.owned():
-            found = fit_calibrator(self.model, images, calibrator, how, seed=seed, share=share)
+            checksum, (_, images) = images.checksum(), calibrated_share(images, share, seed)
+            predicted = self.uncalibrated().predict_batches(batches(images, self.model), how, seed=seed)
+            before = torch.cat([part.log_probs for part in predicted])
+            found = fitted_on(before, images, calibrator, how, seed=seed, share=share, of=checksum)
             self.folder.write_calibration(found)
         self._calibrate_by(found)
         return found
@@ -362,13 +330,13 @@ class Classifier:
 
         `error` (with `confidence`, `score`) fits a threshold, `coverage` (with `sets`, `by_class`, `empty`) prediction
         sets: see `Wanted`. Images that the calibrator was fitted on are left out, since the promises would not hold
-        with them: `calibrate(share=0.5)` leaves half.
+        with them. If those are all, it is fitted again on half of them first.
         """
         wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty)
         how = self.passes(passes, engine, seed)
-        images = held_out_images(self.folder.path, self.card, directory) if held_out is None else held_out
+        images = self.held_out_images(directory) if held_out is None else held_out
         check_held_out(images, self.card)
-        images = not_calibrated_on(images, self.calibration, str(self.folder.path))
+        images, refitted = self._images_to_decide_on(images)
         predictive = Predictive.cat(self.predict_batches(batches(images, self.model), how, seed=seed))
         selection = fit_selection(wanted, predictive, images)
         found = FittedDecisions(
@@ -379,12 +347,22 @@ class Classifier:
             samples=how.count,
             engine=how.engine,
             seed=seed,
-            warning=warning(selection, images),
+            warning=warning(selection, images, refitted),
         )
         with self.folder.owned():
             self.folder.write_decisions(found)
         self.fitted_decisions = found
         return found
+
+    def _images_to_decide_on(self, images: Images) -> tuple[Images, Calibration | None]:
+        """Those that the calibrator was not fitted on; if there are none, it is fitted again on half, and returned."""
+        left, fitted = not_calibrated_on(images, self.calibration), self.calibration
+        if left is not None or fitted is None:
+            return images if left is None else left, None
+        how_fitted = {"passes": fitted.samples, "engine": fitted.engine, "seed": fitted.seed}
+        refitted = self.calibrate(fitted.calibrator, held_out=images, share=0.5, **how_fitted)
+        left = not_calibrated_on(images, refitted)
+        return images if left is None else left, refitted
 
     # --- handing on ---
 

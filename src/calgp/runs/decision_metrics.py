@@ -14,11 +14,18 @@ def decide_on(decisions: Decisions, columns: Mapping[str, Tensor], log_probs: Te
 
     `columns` are those of `columns_of`; `x` are the images as bytes, which key the draws of randomised sets.
     """
+    return decide_by(decisions, columns, log_probs, keyed_uniform(x) if decisions.sets is not None else log_probs)
+
+
+def decide_by(
+    decisions: Decisions, columns: Mapping[str, Tensor], log_probs: Tensor, uniform: Tensor
+) -> dict[str, Tensor]:
+    """`decide_on` with the numbers of randomised sets themselves [N]."""
     found = {}
     if decisions.selection is not None:
         found["abstained"] = decisions.selection.abstains(uncertainty(columns, decisions.selection.score))
     if decisions.sets is not None:
-        found["sets"] = decisions.sets.apply(log_probs, keyed_uniform(x))
+        found["sets"] = decisions.sets.apply(log_probs, uniform)
     return found
 
 

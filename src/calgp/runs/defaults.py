@@ -14,12 +14,14 @@ from calgp.gp import Bound
 from calgp.nets import Task
 from calgp.run import Run
 from calgp.runs.augmentation import mirror_is_harmless
-from calgp.runs.folder import RunFolder, build
+from calgp.runs.build import build
+from calgp.runs.folder import RunFolder
 from calgp.runs.loop import fit, make_optimiser
 from calgp.runs.ranks import on_first
 from calgp.runs.training_data import TrainingData, class_weights
 
-CROPPED = 32  # pixels: smaller images, and grey ones, are not moved by default
+CROPPED = 16  # pixels: smaller images are not moved by default
+FLIPPED = 32  # pixels: of smaller images, and of grey ones, a mirror is not asked
 WARM_UP, TIMED = 2, 10  # steps that are made to learn how long one takes
 RESERVE = 0.95  # of the minutes are for steps; the rest for scores of the hold-out
 
@@ -33,12 +35,13 @@ def resolved(run: Run, data: TrainingData) -> Run:
     """The run with every option decided, but for the steps of a run in minutes. A resolved run stays as it is."""
     task, held_out = task_of(data.train), data.held_out is not None
     open_budget = run.steps is None and run.epochs is None and run.minutes is None
+    augment = augmentation(data.train) if run.augment == ("auto",) else run.augment
     calibrates = run.method.is_calibrated and held_out and not run.method.calibrator
     return replace(
         run,
-        backbone=run.backbone.choose(task),
+        backbone=run.backbone.choose(task, mirror="flip" in augment),
         holdout=(0.1 if held_out else 0.0) if run.holdout is None else run.holdout,
-        augment=augmentation(data.train) if run.augment == ("auto",) else run.augment,
+        augment=augment,
         crop=max(task.height, task.width) // 8 or 1 if run.crop is None else run.crop,
         steps=run.total_steps(len(data.train)) if open_budget else run.steps,
         calibration=calibrates if run.calibration is None else run.calibration,
@@ -46,11 +49,12 @@ def resolved(run: Run, data: TrainingData) -> Run:
 
 
 def augmentation(train: Images) -> tuple[str, ...]:
-    """Colour images of 32 pixels and more are moved, and flipped where a mirror does no harm."""
+    """Images of 16 pixels and more are moved; colour images of 32 and more are flipped where a mirror does no harm."""
     task = task_of(train)
-    if task.channels == 1 or min(task.height, task.width) < CROPPED:
+    if min(task.height, task.width) < CROPPED:
         return ()
-    return ("crop", "flip") if mirror_is_harmless(train) else ("crop",)
+    may_flip = task.channels > 1 and min(task.height, task.width) >= FLIPPED
+    return ("crop", "flip") if may_flip and mirror_is_harmless(train) else ("crop",)
 
 
 def with_steps(run: Run, folder: RunFolder, data: TrainingData, fabric: Fabric, *, accumulate: int) -> Run:

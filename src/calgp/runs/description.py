@@ -5,17 +5,11 @@ from typing import Any, TypeVar
 
 from calgp.errors import CalgpError, name_error, short_repr
 from calgp.methods import METHODS, Method
-from calgp.nets import BACKBONES, Auto, Backbone, Standardised, Task, Wrapped
+from calgp.nets import BACKBONES, Auto, Backbone, Wrapped
 from calgp.options import options_of, validate
 from calgp.run import Run, default_name
 
 Described = TypeVar("Described", Method, Backbone)
-
-
-def network(run: Run, task: Task) -> Backbone:
-    """The network as the run's method gets it: behind a normalisation, where the run asks for one."""
-    chosen = run.backbone.choose(task)
-    return Standardised(chosen) if run.normalise == "standard" else chosen
 
 
 def to_json(run: Run) -> dict[str, Any]:

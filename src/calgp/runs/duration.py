@@ -1,7 +1,6 @@
 """About how long a run takes: good for sums and bars, not for promises."""
 
 from calgp.data.sources import open_source
-from calgp.methods import CnnGp, CnnMcd
 from calgp.nets import LeNet, ResNet
 from calgp.run import Run
 
@@ -13,7 +12,7 @@ def seconds(run: Run, samples: int, tests: int) -> float:
     """About how long a run takes on one core of a 2020s server; good for sums and bars, not for promises."""
     ms = _milliseconds(run)  # a forward pass of one image
     trained = run.total_steps(count_of_training_images(run)) * run.batch_size * 3 * ms
-    passes = samples if isinstance(run.method, CnnGp | CnnMcd) or getattr(run.method, "keep_filters", 1) < 1 else 1
+    passes = samples if run.method.draws_masks else 1
     return 5 + (trained + tests * ms * passes) / 1000
 
 
@@ -41,8 +40,4 @@ def _milliseconds(run: Run) -> float:
         work = sum(2 * backbone.n * 9 * width**2 * (32 / 2**stage) ** 2 for stage, width in enumerate(backbone.widths))
     else:
         work = 1e7
-    head = 1.2
-    if isinstance(method, CnnGp):
-        large = method.frequencies == "variational" and not method.n_rf and not isinstance(backbone, ResNet)
-        head = 3.0 if large else 1.2 * method.depth
-    return head * work / 60e6
+    return method.relative_cost(wide=not isinstance(backbone, ResNet)) * work / 60e6

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 VECTORS = ("X", "x", "embeddings", "features")
 CHUNK = 2**20  # bytes
-ENDINGS = (".npz", ".npy", ".safetensors")
+ENDINGS = (".npz", ".npy", ".safetensors", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,11 @@ def intact_shards(folder: Path, manifest: Manifest) -> tuple[Shard, ...]:
 
 
 def load_embeddings(path: Path | str) -> Embeddings:
-    """Embeddings, labels and classes of a folder that `calgp embed` has made, or of an .npz, .npy or .safetensors file.
+    """Embeddings, labels and classes of a folder that `calgp embed` has made, or of a file.
 
-    A folder is verified: every shard must have the checksum that the manifest says. Files hold `X` [N, d] and labels
-    `y` [N], numbers or (.npz) texts; an .npz may have `classes`, the names of labels 0, 1, …; an .npy has no labels.
+    A folder is verified: every shard must have the checksum that the manifest says. Files (.npz, .npy, .safetensors,
+    .parquet) hold `X` [N, d] and labels `y` [N], numbers or texts; an .npz may have `classes`, the names of labels
+    0, 1, …; an .npy has no labels.
     """
     path = Path(path)
     if path.is_dir():
@@ -184,6 +185,8 @@ def _load_folder(folder: Path) -> Embeddings:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
+        if path.suffix.lower() == ".parquet":
+            return _from_parquet(path)
         if path.suffix.lower() == ".safetensors":
             read_header(path)
             tensors = load_file(path)
@@ -193,8 +196,26 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             return {"X": found}
         with found as file:
             return {name: file[name] for name in file.files}
+    except CalgpError:
+        raise
     except Exception as error:  # NumPy and zipfile raise nearly everything on damaged files
         raise CalgpError(f"{path} is no {path.suffix} file of plain arrays ({one_line(error)}).") from None
+
+
+def _from_parquet(path: Path) -> dict[str, np.ndarray]:
+    """A column X (or embeddings …) of lists, or a number column each feature; y (or label …) holds the labels."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise CalgpError(f"{path} needs pyarrow, which is not here: pip install 'calgp[parquet]'.") from None
+    table = parquet.read_table(path)
+    columns = {name: table.column(name) for name in table.column_names}
+    label = next((name for name in LABELS if name in columns), None)
+    found = {} if label is None else {label: np.asarray(columns.pop(label).to_pylist())}
+    vectors = next((name for name in VECTORS if name in columns), None)
+    if vectors is not None:
+        return found | {vectors: np.asarray(columns[vectors].to_pylist(), dtype=np.float32)}
+    return found | {"X": np.stack([each.to_numpy() for each in columns.values()], 1).astype(np.float32)}
 
 
 def _labels(

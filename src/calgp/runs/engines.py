@@ -19,8 +19,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from calgp.errors import CalgpError, name_error
+from calgp.runs.failures import Interrupted
 from calgp.runs.process import tune_process
-from calgp.runs.training import Interrupted
 
 FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one task; the others go on
 RETRIES = 3  # of a task whose process died; what it has saved is not done again

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -136,41 +136,49 @@ def evaluate_images(
     clock = time.perf_counter()
     predicted = predict_images(classifier, images, how=how, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
-    columns, fitted = predicted.columns, classifier.active_decisions
-    own = (
-        None
-        if predicted.outcomes is None
-        else score_outcomes(predicted.outcomes, predicted.columns["y"], predicted.stored.get("log_probs"), seed=seed)
+    ood = _out_of_distribution(own_entropies(), predicted.columns, seed) if outside else None
+    found = replace(
+        _scored(classifier, images, source, predicted, how, seed),
+        convert=convert,
+        prediction_seconds=round(seconds, 3),
+        ood=ood,
+        inside=card.run.source if ood else None,
     )
-    ood = _out_of_distribution(own_entropies(), columns, seed) if outside else None
-    found = Evaluation(
-        source=source if corruption is None else f"{source}~{corruption.label}",
-        outside=outside,
+    if corruption is None:
+        return found, predicted
+    corrupt = Corrupted(source, corruption.kind, corruption.severity, corruption.seed)
+    return replace(found, source=f"{source}~{corruption.label}", corruption=corrupt), predicted
+
+
+def _scored(
+    classifier: Classifier, images: Images, source: str, predicted: PredictedImages, how: Passes, seed: int
+) -> Evaluation:
+    """What predictions of images are worth by themselves."""
+    columns, outcomes, fitted = predicted.columns, predicted.outcomes, classifier.active_decisions
+    classes, log_probs = len(classifier.classes), predicted.stored.get("log_probs")
+    own = None if outcomes is None else score_outcomes(outcomes, columns["y"], log_probs, seed=seed)
+    return Evaluation(
+        source=source,
+        outside=outcomes is None,
         n=len(images),
         samples=how.count,
         engine=how.engine,
         seed=seed,
         calibrator=None if classifier.calibration is None else classifier.calibration.calibrator,
         calibration=classifier.calibration,
-        convert=convert,
         checksum=images.checksum(),
-        corruption=corruption and Corrupted(source, corruption.kind, corruption.severity, corruption.seed),
         environment=arithmetic(classifier.fabric),
-        prediction_seconds=round(seconds, 3),
-        entropy_histogram=_histogram(columns["entropy"], math.log(card.task.classes)),
+        entropy_histogram=_histogram(columns["entropy"], math.log(classifier.card.task.classes)),
         mean_entropy=columns["entropy"].mean().item(),
         mean_mutual_information=columns["mutual_information"].mean().item(),
-        decisions=fitted and decision_metrics(fitted, columns, len(card.classes), outside=outside),
+        decisions=fitted and decision_metrics(fitted, columns, classes, outside=outcomes is None),
         scores=own and own.scores,
         intervals=own and own.intervals,
         ece_variants=own and dict(own.ece_variants),
         reliability=own and own.reliability,
-        confusion=own and metrics.confusion(columns["label"], columns["y"], classes=len(card.classes)),
+        confusion=own and metrics.confusion(columns["label"], columns["y"], classes=classes),
         selective=selective_scores(columns) if own else {},
-        ood=ood,
-        inside=card.run.source if ood else None,
     )
-    return found, predicted
 
 
 def predict_images(
@@ -225,7 +233,11 @@ def predict_on_cpu(model: Model, data: Iterable[Batch], how: Passes, *, seed: in
 
 
 def on_cpu(part: Predictive) -> Predictive:
-    return Predictive(part.log_probs.cpu(), part.expected_entropy.cpu(), part.variance.cpu(), part.samples)
+    before = part.uncalibrated_entropy
+    return Predictive(
+        part.log_probs.cpu(), part.expected_entropy.cpu(), part.variance.cpu(), part.samples,
+        None if before is None else before.cpu(),
+    )  # fmt: skip
 
 
 def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, seed: int) -> OwnClasses:

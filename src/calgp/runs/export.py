@@ -49,7 +49,7 @@ class Exported:
     """A file that was written and found to agree with torch."""
 
     path: Path
-    program: Path  # beside it: predicts image files with it, without calgp
+    program: Path | None  # beside it: predicts image files with it, without calgp
     size: int  # bytes
     worst: dict[str, float]  # the largest difference to torch, by output
     images: int  # that were compared
@@ -90,19 +90,13 @@ class Deployable(nn.Module):
         self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
         self.keys = tuple(draws)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         kept = {key: draw() for key, draw in zip(self.keys, self.draws.values(), strict=True)}
         predictive = Predictive.of(_log_probs(self.model, images, self.how, kept))
         if self.calibrator is not None:
             log_p = self.calibrator.transform(predictive.log_probs.double().clamp_min(LOWEST))
             predictive = predictive.calibrated(log_p.to(images.dtype))
-        return (
-            predictive.probs,
-            predictive.entropy,
-            predictive.expected_entropy,
-            predictive.mutual_information,
-            predictive.spread,
-        )
+        return tuple(outputs_of(predictive).values())
 
 
 def _log_probs(model: Model, x: Tensor, how: Passes, kept: dict[tuple[int, int], Tensor], seed: int = 0) -> Tensor:
@@ -174,10 +168,29 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
         "calibrator": probabilities and asdict(probabilities),
         "decisions": classifier.fitted_decisions and to_json(classifier.fitted_decisions),
     }
-    data, run = WRITERS[to](_traced(module, image), metadata)
     x = _probes(task)
+    expected = _expected(classifier.model, x, how, seed, calibrator)
+    data, worst = verified(module, x, expected, to=to, metadata=metadata)
+    with wrap_os_errors(path.parent):
+        write_whole(path, data)
+        program = path.with_name(f"{path.stem}_predict.py")
+        write_whole(program, PROGRAM.read_bytes())
+    return Exported(path, program, len(data), worst, len(x), how, seed, metadata)
+
+
+def verified(
+    module: nn.Module, x: Tensor, expected: dict[str, Tensor], *, to: Target, metadata: dict[str, Any],
+    name: str = "images",
+) -> tuple[bytes, dict[str, float]]:  # fmt: skip
+    """The file of a module that takes `name`, and the largest differences of its outputs to what is expected for `x`.
+
+    A file that gives anything else is refused.
+    """
+    if to not in get_args(Target):
+        raise CalgpError(f"There is no export to {to!r}; there are {', '.join(get_args(Target))}.")
+    data, run = WRITERS[to](_traced(module, tuple(x.shape[1:])), metadata, name, list(expected))
     try:
-        worst = _worst(run, classifier.model, x, how, seed, calibrator)
+        worst = _worst(run, x, expected)
     except Exception as error:
         raise CalgpError(f"The {to} file does not run: {_first(error)}; it was not kept.") from error
     if not max(worst.values()) <= TOLERANCE:
@@ -186,11 +199,7 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
             f"The {to} file gives another {output} than torch, by {worst[output]:.1e}, more than {TOLERANCE:g}; it was "
             "not kept."
         )
-    with wrap_os_errors(path.parent):
-        write_whole(path, data)
-        program = path.with_name(f"{path.stem}_predict.py")
-        write_whole(program, PROGRAM.read_bytes())
-    return Exported(path, program, len(data), worst, len(x), how, seed, metadata)
+    return data, worst
 
 
 def _metadata(task: Task, how: Passes, seed: int) -> dict[str, Any]:
@@ -224,7 +233,7 @@ def _require_own_moments(model: Model) -> None:
         )
 
 
-def _traced(module: nn.Module, image: tuple[int, int, int]) -> Any:
+def _traced(module: nn.Module, image: tuple[int, ...]) -> Any:
     """The module as a graph, for any number of images."""
     try:
         # Python runs as it is, so that anybody's network can be followed
@@ -240,7 +249,7 @@ def _traced(module: nn.Module, image: tuple[int, int, int]) -> Any:
     return traced
 
 
-def _exported(module: nn.Module, image: tuple[int, int, int], *, strict: bool) -> Any:
+def _exported(module: nn.Module, image: tuple[int, ...], *, strict: bool) -> Any:
     shapes = ({0: torch.export.Dim("N", min=1, max=2**20)},)
     with _quiet(), torch.no_grad():
         return torch.export.export(module, (torch.zeros(3, *image),), dynamic_shapes=shapes, strict=strict)
@@ -249,7 +258,7 @@ def _exported(module: nn.Module, image: tuple[int, int, int], *, strict: bool) -
 Runner = Callable[[Tensor], list[Tensor]]
 
 
-def _as_torch_export(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runner]:
+def _as_torch_export(traced: Any, metadata: dict[str, Any], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
     import io
 
     file = io.BytesIO()
@@ -259,7 +268,7 @@ def _as_torch_export(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runn
     return file.getvalue(), lambda x: list(module(x))
 
 
-def _as_onnx(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runner]:
+def _as_onnx(traced: Any, metadata: dict[str, Any], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -269,8 +278,8 @@ def _as_onnx(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runner]:
     with _quiet():
         try:
             program = torch.onnx.export(
-                traced, (), dynamo=True, verbose=False, opset_version=OPSET, input_names=["images"],
-                output_names=list(OUTPUTS),
+                traced, (), dynamo=True, verbose=False, opset_version=OPSET, input_names=[name],
+                output_names=outputs,
             )  # fmt: skip
         except Exception as error:
             missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", str(error))
@@ -284,10 +293,10 @@ def _as_onnx(traced: Any, metadata: dict[str, Any]) -> tuple[bytes, Runner]:
     entry.key, entry.value = "calgp", json.dumps(metadata)
     data = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])  # default optimisations
-    return data, lambda x: [torch.from_numpy(each) for each in session.run(list(OUTPUTS), {"images": x.numpy()})]
+    return data, lambda x: [torch.from_numpy(each) for each in session.run(outputs, {name: x.numpy()})]
 
 
-WRITERS: dict[str, Callable[[Any, dict[str, Any]], tuple[bytes, Runner]]] = {
+WRITERS: dict[str, Callable[[Any, dict[str, Any], str, list[str]], tuple[bytes, Runner]]] = {
     "onnx": _as_onnx,
     "torch-export": _as_torch_export,
 }
@@ -304,10 +313,8 @@ def _probes(task: Task) -> Tensor:
     return torch.cat([noise, load("digits", "test", size=size, colour=colour).pixels(slice(21))])
 
 
-def _worst(
-    run: Runner, model: Model, x: Tensor, how: Passes, seed: int, calibrator: Calibrator | None
-) -> dict[str, float]:
-    """The largest difference between the file and `predict`, by output; images alone and in batches."""
+def _expected(model: Model, x: Tensor, how: Passes, seed: int, calibrator: Calibrator | None) -> dict[str, Tensor]:
+    """What `predict` gives, by output."""
     rows = torch.zeros(len(x), dtype=torch.long)
     device = next(model.parameters()).device
     try:
@@ -316,9 +323,25 @@ def _worst(
         model.to(device)
     if calibrator is not None:
         expected = expected.calibrated(calibrator.apply(expected.log_probs))
+    return outputs_of(expected)
+
+
+def outputs_of(predictive: Predictive) -> dict[str, Tensor]:
+    """What a file gives, by name."""
+    values = (
+        predictive.probs, predictive.entropy, predictive.expected_entropy, predictive.mutual_information,
+        predictive.spread,
+    )  # fmt: skip
+    return dict(zip(OUTPUTS, values, strict=True))
+
+
+def _worst(run: Runner, x: Tensor, expected: dict[str, Tensor]) -> dict[str, float]:
+    """The largest difference between the file and torch, by output, relative above 1; inputs alone and in batches."""
     found = [torch.cat(parts) for parts in zip(*(run(part) for part in (x[:1], x[1:8], x[8:])), strict=True)]
-    wanted = (expected.probs, expected.entropy, expected.expected_entropy, expected.mutual_information, expected.spread)
-    return {name: (a - b).abs().max().item() for name, a, b in zip(OUTPUTS, found, wanted, strict=True)}
+    return {
+        name: ((a - b).abs() / b.abs().clamp_min(1)).max().item()
+        for (name, b), a in zip(expected.items(), found, strict=True)
+    }
 
 
 def _first(error: Exception) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from calgp.data import Images
-from calgp.errors import CalgpError
 from calgp.gp import Predictive
 from calgp.posthoc.decisions import PredictionSets, Selection, check_wanted, keyed_uniform, uncertainty
 from calgp.runs.evaluation import BATCH, columns_of
@@ -54,23 +53,21 @@ def fit_sets(wanted: Wanted, predictive: Predictive, images: Images) -> Predicti
     )  # fmt: skip
 
 
-def not_calibrated_on(images: Images, calibration: Calibration | None, where: str) -> Images:
-    """The images that a calibrator was not fitted on."""
+def not_calibrated_on(images: Images, calibration: Calibration | None) -> Images | None:
+    """The images that a calibrator was not fitted on; None if it was fitted on all of them."""
     if calibration is None or (calibration.of or images.checksum()) != images.checksum():
         return images  # it was fitted on others
-    left, _ = calibrated_share(images, calibration.share, calibration.seed)
-    if left is None:
-        raise CalgpError(
-            f"{where} was calibrated on all its held-out images, so none is left to make promises with: "
-            f"`calgp calibrate {where} --share 0.5` leaves half of them, --uncalibrated decides on the probabilities "
-            "as trained."
-        )
-    return left
+    return calibrated_share(images, calibration.share, calibration.seed)[0]
 
 
-def warning(selection: Selection | None, images: Images) -> str | None:
-    """What a user should know of the fit, if anything."""
+def warning(selection: Selection | None, images: Images, refitted: Calibration | None = None) -> str | None:
+    """What a user should know of the fit, if anything; `refitted` is a calibrator that has just left these images."""
     found = [] if selection is None or selection.warning is None else [selection.warning]
+    if refitted is not None:
+        found.append(
+            f"The {refitted.calibrator} had been fitted on the whole hold-out. It was fitted again on half of it "
+            f"({refitted.n:,} images); the decisions are fitted on the other half."
+        )
     absent = (torch.bincount(images.y, minlength=len(images.classes)) == 0).nonzero().squeeze(1).tolist()
     if absent:
         found.append(f"The hold-out has no image of {', '.join(images.classes[q] for q in absent)}.")

@@ -8,18 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.gp import Mixture, Model
-from calgp.nets import Task
-from calgp.run import Run
 from calgp.runs import older
+from calgp.runs.build import build, load_state
 from calgp.runs.card import FORMAT, Card
-from calgp.runs.description import network
 from calgp.runs.reading import (
     LARGEST_JSON,
     check_checkpoint,
@@ -121,6 +118,10 @@ class RunFolder:
         card = self.card() if card is None else card
         if card.members:
             return self.mixture(card).eval()
+        if card.upgraded is not None or card.vectors is not None:
+            raise CalgpError(
+                f"{self.path} holds no network that was trained here; it cannot be a member of an ensemble."
+            )
         path = self.path / "model.safetensors"
         if not is_file(path):
             hint = f"`calgp train --resume {self.path}` goes on" if self.interrupted else "train again"
@@ -165,14 +166,16 @@ class RunFolder:
         self._write_json("decisions.json", to_json(found), FittedDecisions)
 
     def _optional(self, name: str, kind: type[T], command: str) -> T | None:
+        return self._read(name, kind, "cannot be used", command) if is_file(self.path / name) else None
+
+    def _read(self, name: str, kind: type[T], broken: str, command: str) -> T:
+        """A record of a file; where it is none, what is wrong and the command that makes a new one."""
         path = self.path / name
-        if not is_file(path):
-            return None
         try:
             return parse(kind, read_json(path))
         except CalgpError as error:
             raise CalgpError(
-                f"{path} cannot be used ({str(error).rstrip('.')}); `calgp {command} {self.path}` makes a new one."
+                f"{path} {broken} ({str(error).rstrip('.')}); `calgp {command} {self.path}` makes a new one."
             ) from None
 
     def checkpoint(self, card: Card) -> tuple[dict[str, Tensor], Checkpoint]:
@@ -298,13 +301,7 @@ class RunFolder:
         return sorted(path.name for path in self.path.glob("scores-*.json"))
 
     def _evaluation(self, name: str) -> Evaluation:
-        path = self.path / name
-        try:
-            return parse(Evaluation, read_json(path))
-        except CalgpError as error:
-            raise CalgpError(
-                f"{path} is damaged ({str(error).rstrip('.')}); `calgp evaluate {self.path}` makes a new one."
-            ) from None
+        return self._read(name, Evaluation, "is damaged", "evaluate")
 
     def _is_ensemble(self) -> bool:
         return is_file(self.path / "run.json") and bool(self.card().members)
@@ -367,22 +364,6 @@ def open_folder(path: str | os.PathLike[str]) -> RunFolder:
     ('digits', 'mine')
     """
     return shipped_run() if str(path) == "shipped" and not Path(path).exists() else RunFolder(path)
-
-
-def build(run: Run, task: Task) -> Model:
-    """The model of a run, everything that is drawn once drawn from its seed."""
-    generator = torch.Generator().manual_seed(run.seed)
-    model = run.method.build(task, network(run, task), generator=generator)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def load_state(module: torch.nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Put tensors from a file into a module; those of another model are refused."""
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise CalgpError(f"{path} does not fit the model that run.json describes: {first}") from None
 
 
 def evaluation_data(found: Evaluation) -> dict[str, Any]:

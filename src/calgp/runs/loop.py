@@ -15,7 +15,7 @@ from calgp.data.images import to_unit_interval
 from calgp.data.order import UNIFORM, Order
 from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.run import Run
-from calgp.runs.augmentation import augmented
+from calgp.runs.augmentation import augmented, mixed_up
 from calgp.runs.failures import PATIENCE, BufferSnapshot, non_finite
 from calgp.runs.ranks import gathered, share, summed, wrap_rank_errors
 
@@ -118,9 +118,12 @@ def _differentiate(
             x, y = fabric.to_device((to_unit_interval(pixels), images.y[index]))
             rows = images.rows[index].to(x.device)
             x = augmented(x, run.augment, crop=run.crop or 0, seed=run.seed, step=step, rows=rows)
+            mixed = None
+            if "mixup" in run.augment:
+                x, mixed = mixed_up(x, y, seed=run.seed, step=step, rows=rows)
             last = place == len(parts)
             with fabric.no_backward_sync(bound, enabled=fabric.world_size > 1 and not last):  # type: ignore[arg-type]
-                part, kl = bound(x, y, training_noise(run, step, rows))
+                part, kl = bound(x, y, training_noise(run, step, rows), mixed)
                 weighted = part * (fabric.world_size * len(index) / batch if batch else 0.0)
                 loss = weighted + run.kl_weight / len(parts) * kl
                 nll = nll.to(part) + weighted.detach()

@@ -30,7 +30,7 @@ from calgp.errors import CalgpError, short_repr
 from calgp.gp import Model
 from calgp.nets import Task
 from calgp.run import Run
-from calgp.runs.description import network
+from calgp.runs.build import network
 from calgp.runs.older import current_name, former_shapes
 from calgp.runs.record import parse
 from calgp.runs.results import Checkpoint

@@ -12,6 +12,8 @@ from calgp.errors import CalgpError
 from calgp.run import Run
 from calgp.runs.card import Card
 
+FEW_OF_A_CLASS = 20  # training images, below which a user is warned
+UNEQUAL = 20  # times as many images of a class as of another: a user is told
 FEWEST = 500  # training images of which a tenth is held out unless the run says otherwise
 
 
@@ -91,6 +93,38 @@ def class_weights(run: Run, train: Images) -> Float[Tensor, "Q"] | None:
             f"({', '.join(train.classes[:3])}, …); give one a class, in this order, or balanced."
         )
     return torch.tensor(run.class_weights)
+
+
+def cautions(train: Images, run: Run) -> list[str]:
+    """What these images cannot support, and what to do about it: a sentence each.
+
+    >>> x, y = torch.zeros(33, 1, 8, 8, dtype=torch.uint8), torch.tensor([0] * 30 + [1] * 3)
+    >>> images = Images.of(x, y, ("cat", "zebra"))
+    >>> from calgp.runs.description import from_json
+    >>> cautions(images, from_json({}))
+    ['1 class has fewer than 20 training images (zebra: 3): do not rely on its probabilities; add images of it.']
+    """
+    counts = torch.bincount(train.y, minlength=len(train.classes))
+    few = ((counts > 0) & (counts < FEW_OF_A_CLASS)).nonzero().squeeze(1).tolist()
+    found = []
+    if few:
+        least = min(few, key=lambda q: int(counts[q]))
+        classes, its, it = ("1 class has", "its", "it")
+        if len(few) > 1:
+            classes, its, it = f"{len(few):,} classes have", "their", "them"
+        found.append(
+            f"{classes} fewer than {FEW_OF_A_CLASS} training images ({train.classes[least]}: {counts[least]:,}): do "
+            f"not rely on {its} probabilities; add images of {it}."
+        )
+    present = counts[counts > 0]
+    if run.class_weights is None and present.max() >= UNEQUAL * present.min():
+        most, least = int(counts.argmax()), int(counts.where(counts > 0, counts.max() + 1).argmin())
+        found.append(
+            f"Classes are unequal: {counts[most]:,} images of {train.classes[most]}, {counts[least]:,} of "
+            f"{train.classes[least]}. Probabilities are right where new images come in the same shares; if all classes "
+            "matter the same, train with --class-weights balanced."
+        )
+    return found
 
 
 def held_out_images(path: Path, card: Card, directory: Path | None = None) -> Images:

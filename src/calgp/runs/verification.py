@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 from calgp.runs.card import Card
-from calgp.runs.evaluation import METRICS, test_images
+from calgp.runs.evaluation import METRICS
 from calgp.runs.results import Evaluation
 from calgp.runs.training_data import TrainingData
 
@@ -52,6 +52,10 @@ def verify_run(classifier: Classifier, directory: Path | None, watch: Callable[[
 
 
 def _training_images(card: Card, directory: Path | None) -> Check:
+    if card.upgraded is not None:
+        return Check("training images", "not checked", f"{card.upgraded} was trained elsewhere")
+    if card.vectors is not None:
+        return Check("training images", "not checked", f"it was fitted on the embeddings {card.vectors.train}")
     try:
         found = TrainingData.of(card.run, directory).train.checksum()
     except CalgpError as error:
@@ -65,7 +69,7 @@ def _evaluation(classifier: Classifier, directory: Path | None, what: str, befor
     shift = before.corruption
     source, corruption = (before.source, None) if shift is None else (shift.of, shift.corruption)
     try:
-        images = test_images(classifier.card, source, directory=directory, convert=before.convert)
+        images = classifier.test_images(source, directory=directory, convert=before.convert)
     except CalgpError as error:
         return Check(what, "not checked", str(error))
     if before.samples > MOST_SAMPLES:

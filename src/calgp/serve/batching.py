@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from calgp.gp import Sampling, label_is_decided
+from calgp.runs.prediction import OneShot
 from calgp.serve.limits import Limits
 from calgp.serve.model import Answer, ServedModel
 
@@ -273,7 +274,7 @@ class _Batch:
         self.owners = [(job, row) for job in jobs for row in range(len(job))]
         self.finished: list[tuple[Job, Progress | Exception]] = []  # and what they are to be sent
         self._images: Tensor | None = None  # of `owners`, once sampling has begun
-        self._sampling: Sampling | None = None
+        self._sampling: Sampling | OneShot | None = None
         self._drawn: Tensor | None = None  # probabilities of single samples, if a job keeps them
 
     def draw(self, fit: int) -> int:

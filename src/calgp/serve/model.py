@@ -7,10 +7,11 @@ from torch import Tensor
 
 from calgp.data.decode import Colour
 from calgp.errors import CalgpError
-from calgp.gp import Engine, Passes, Predictive, Sampling, mixes_rows, sample_cost
+from calgp.gp import Engine, Passes, Predictive, Sampling, mixes_rows
 from calgp.gp.inference import MEMORY
 from calgp.runs import Classifier
 from calgp.runs.evaluation import colour_of, on_cpu
+from calgp.runs.prediction import OneShot
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class ServedModel:
 
     def __init__(self, classifier: Classifier) -> None:
         card = classifier.card
+        if card.vectors is not None:
+            raise CalgpError("This run takes embeddings, and the server images; export it: calgp export RUN --to onnx.")
         self.classes = list(card.classes)
         self.size = (card.task.height, card.task.width)
         self.colour: Colour = colour_of(card.task)
@@ -52,7 +55,7 @@ class ServedModel:
         self._passes = classifier.passes()
         with torch.inference_mode():  # this warms the model up, too
             blank = self._like.new_zeros(1, card.task.channels, *self.size)
-            sample_bytes, differ = sample_cost(self._model, self._model.stem(blank), self._passes)
+            sample_bytes, differ = classifier.sample_cost(blank, self._passes)
         self.random = differ and self._passes.count > 1  # else one pass is all, whatever is asked for
         self.fit = max(MEMORY[self._like.device.type == "cpu"] // sample_bytes, 1)  # samples of images at a time
 
@@ -64,10 +67,9 @@ class ServedModel:
         """How a prediction was computed: "1 pass" or "50 samples"."""
         return str(Passes(samples, "samples" if self.random else "moments"))
 
-    def sampling(self, images: Tensor, seed: int) -> Sampling:
+    def sampling(self, images: Tensor, seed: int) -> Sampling | OneShot:
         """Begin to predict images (uint8), all with the masks of row 0, as `Classifier.predict` has them."""
-        x = (images.float() / 255).to(self._like)
-        return Sampling(self._model, x, torch.zeros(len(x), dtype=torch.int64, device=x.device), seed=seed)
+        return self._classifier.sampling((images.float() / 255).to(self._like), seed)
 
     def answers(self, predictive: Predictive, images: Tensor, decided: list[bool | None], samples: int) -> list[Answer]:
         """A predictive as plain numbers, calibrated and decided upon as the run says."""

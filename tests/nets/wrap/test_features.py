@@ -359,6 +359,7 @@ def test_a_copy_has_its_own_masks(copied):
     assert not any(id(hook.__self__) in own for hook in hooks)
 
 
+@pytest.mark.slow
 def test_torch_export_follows_a_wrapped_network():
     class Means(nn.Module):
         def __init__(self):

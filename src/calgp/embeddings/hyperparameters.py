@@ -1,0 +1,180 @@
+"""Kernel, σ², spread and temperature of a `GPClassifier`: those with the best likelihood of left-out rows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from calgp.embeddings.inputs import TRANSFORMS, Inputs, parts
+from calgp.embeddings.prediction import log_average, numbers
+from calgp.gp import Latent
+from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_mode, weight_root, weight_variance
+from calgp.posthoc.calibration import Temperature
+
+SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
+MIDDLE = 6000  # training rows on which σ² is chosen, if there are more
+HELD_OUT = 5000  # rows at most that are left out of so many
+ROUGHLY = 1e-2  # where the mode only compares
+FEWEST = 20  # training rows that can tell one kernel from another
+FOLDS, SEARCH_FOLDS = 5, 3
+VARIANCES = tuple(10 ** (power / 2) for power in range(-1, 8))  # σ²: 0.3 … 3,000
+LENGTHSCALES = tuple(2 ** (power / 2) for power in range(-6, 5))  # ℓ: 0.12 … 4, of inputs of length one
+SPREADS = tuple(10 ** (-power / 2) for power in range(9))  # of Laplace's variance: 1 … 0.0001
+CLEARLY = 0.002  # relative: less of a better likelihood is not worth another step
+COLDEST, HOTTEST = 0.2, 5.0  # temperatures that left-out rows are believed
+PRIOR_ROWS = 50  # what T = 1 counts beside the left-out rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Hyperparameters, and the mean negative log-likelihood of left-out rows with them (None: there were too few)."""
+
+    transform: str
+    kernel: VectorKernel
+    variance: float  # σ²
+    mnll: float | None = None
+    spread: float = 1.0  # of Laplace's variance of f
+    temperature: float = 1.0
+
+
+def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ...]]:
+    """The transform, the kernel and a first σ² by cross-validation on some rows, from the most likely ones outwards."""
+    radial = VectorKernel(radial=1.0, lengthscale=1.0)
+    if len(x) < FEWEST:
+        return Choice("plain", radial, 10.0), ()
+    if classes > SEARCHED_CLASSES:  # the cost grows with them: some, evenly spaced, tell as much
+        some = torch.linspace(0, classes - 1, SEARCHED_CLASSES).long()
+        rows = torch.isin(y, some)
+        x, y, classes = x[rows], torch.searchsorted(some, y[rows]), SEARCHED_CLASSES
+    x, y = x[:SEARCHED], y[:SEARCHED]
+    tried: list[Choice] = []
+
+    def score(transform: str, kernel: VectorKernel) -> float:
+        for each in tried:
+            if (each.transform, each.kernel) == (transform, kernel) and each.mnll is not None:
+                return each.mnll
+        _, phi = Basis.exact(kernel, Inputs.fit(transform, x)(x))
+        first = tried[-1].variance if tried else 10.0
+        variance, mnll, _ = _best_variance(phi, y, classes, _folds(y, SEARCH_FOLDS), first)
+        tried.append(Choice(transform, kernel, variance, mnll))
+        return mnll
+
+    transform = min(TRANSFORMS, key=lambda name: score(name, radial))
+    _climb(LENGTHSCALES, 1.0, lambda lengthscale: score(transform, replace(radial, lengthscale=lengthscale)))
+    lengthscale = min(tried, key=lambda each: each.mnll or 0.0).kernel.lengthscale
+    score(transform, VectorKernel(linear=0.5, radial=0.5, lengthscale=lengthscale / 2**0.5))
+    score(transform, VectorKernel(linear=1.0))
+    return min(tried, key=lambda each: each.mnll or 0.0), tuple(tried)
+
+
+def _climb(values: tuple[float, ...], first: float, score: Callable[[float], float]) -> float:
+    """The value with the lowest score, from the one nearest to `first` on, as long as neighbours are clearly better."""
+    place = min(range(len(values)), key=lambda k: abs(math.log(values[k] / first)))
+    best, start = score(values[place]), place
+    for step in (-1, 1):
+        while 0 <= place + step < len(values):
+            if step == 1 and place < start:  # it went down already
+                return values[place]
+            if (found := score(values[place + step])) >= (1 - CLEARLY) * best:
+                break
+            place, best = place + step, found
+    return values[place]
+
+
+def _folds(y: Tensor, count: int) -> list[Tensor]:
+    """Which rows each fold leaves out (bool [N]): of each class about the same share."""
+    number = torch.empty_like(y)
+    number[y.argsort(stable=True)] = torch.arange(len(y)) % count
+    return [number == fold for fold in range(count)]
+
+
+def _best_variance(
+    phi: Tensor, y: Tensor, classes: int, folds: list[Tensor], first: float
+) -> tuple[float, float, list[Mode | None]]:
+    """σ² and the mean negative log-likelihood of left-out rows at the mode, at its best temperature; and the modes."""
+    rows = [(phi[~fold], y[~fold], phi[fold]) for fold in folds]
+    order = torch.cat([y[fold] for fold in folds])
+    starts: list[Mode | None] = [None] * len(folds)
+    found: dict[float, tuple[float, list[Mode | None]]] = {}
+
+    def score(variance: float) -> float:
+        for place, (kept, labels, _) in enumerate(rows):
+            starts[place] = find_mode(kept, labels, classes, variance, start=starts[place], tolerance=ROUGHLY)
+        log_probs = torch.cat(
+            [mode(out).log_softmax(1) for mode, (_, _, out) in zip(starts, rows, strict=True) if mode]
+        )
+        mnll = _mnll((log_probs / _temperature(log_probs, order)).log_softmax(1), order)
+        found[variance] = mnll, [*starts]
+        return mnll
+
+    best = _climb(VARIANCES, first, score)
+    return best, *found[best]
+
+
+def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple[Choice, Tensor]:
+    """σ², spread and temperature of a process that all rows carry, by the likelihood of left-out rows.
+
+    And 1 less the confidence of each row when it was left out; of too few rows, of all of them as they are.
+    """
+    if len(y) < FEWEST:
+        mode = find_mode(phi, y, classes, found.variance)
+        return found, 1 - mode(phi).softmax(1).amax(1)
+    folds = _folds(y, FOLDS)
+    variance, _, _ = _best_variance(phi, y, classes, folds, found.variance)
+    mean, spread = phi.new_empty(len(y), classes), phi.new_empty(len(y))
+    for fold in folds:
+        mode = find_mode(phi[~fold], y[~fold], classes, variance)
+        mean[fold], spread[fold] = (
+            mode(phi[fold]),
+            weight_variance(phi[fold], weight_root(phi[~fold], mode, variance)),
+        )
+    return _calibrated(replace(found, variance=variance), mean, spread, y)
+
+
+def hold_out(
+    basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, found: Choice
+) -> tuple[Choice, Tensor, Mode]:
+    """The same of a process that only some rows carry, and the mode without the last rows, which are left out."""
+    kept = len(y) - min(len(y) // 5, HELD_OUT)
+    some = torch.cat([torch.arange(min(kept, MIDDLE)), torch.arange(kept, len(y))])
+    variance, _, (start,) = _best_variance(phi[some], y[some], classes, [some >= kept], found.variance)
+    mode = find_mode(phi[:kept], y[:kept], classes, variance, start=start, tolerance=ROUGHLY)
+    process = VectorGP.fit(basis, phi[:kept], mode, variance)
+    latents = [process.latent(part) for part in parts(u[kept:], len(basis.inducing))]
+    mean, spread = (
+        torch.cat(each) for each in zip(*((p.mean[0], p.marginal_variance[0, :, 0]) for p in latents), strict=True)
+    )
+    return *_calibrated(replace(found, variance=variance), mean, spread, y[kept:]), process.mode
+
+
+def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Choice, Tensor]:
+    """The spread and the temperature with which the mean and the variance of f at left-out rows predict best.
+
+    And 1 less the confidence of these rows.
+    """
+    tried: dict[float, tuple[Choice, Tensor]] = {}
+
+    def score(spread: float) -> float:
+        wide = (spread * variance)[:, None].expand_as(mean)
+        pairs = zip(*(parts(each, numbers(mean.shape[1])) for each in (mean, wide)), strict=True)
+        log_probs = torch.cat([log_average(Latent(m[None], v[None])) for m, v in pairs])
+        temperature = _temperature(log_probs, y)
+        log_probs = (log_probs / temperature).log_softmax(1)
+        mnll = _mnll(log_probs, y)
+        choice = replace(found, mnll=mnll, spread=spread, temperature=temperature)
+        tried[spread] = choice, 1 - log_probs.amax(1).exp()
+        return mnll
+
+    return tried[_climb(SPREADS, 1.0, score)]
+
+
+def _temperature(log_probs: Tensor, y: Tensor) -> float:
+    """That of the left-out rows, within limits, and drawn to 1 where they are few."""
+    found = min(max(Temperature.fit(log_probs, y).temperature, COLDEST), HOTTEST)
+    return math.exp(math.log(found) * len(y) / (len(y) + PRIOR_ROWS))
+
+
+def _mnll(log_probs: Tensor, y: Tensor) -> float:
+    return -log_probs.gather(1, y[:, None]).double().mean().item()

@@ -1,0 +1,30 @@
+"""A threshold, sets, or both: what a run may decide, and what may be asked of it."""
+
+from dataclasses import dataclass
+
+from calgp.errors import CalgpError
+from calgp.posthoc.decisions.checks import check_choice, check_share
+from calgp.posthoc.decisions.prediction_sets import KINDS, PredictionSets
+from calgp.posthoc.decisions.risk import SCORES
+from calgp.posthoc.decisions.selection import Selection
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a run decides: a threshold, sets, or both."""
+
+    selection: Selection | None
+    sets: PredictionSets | None
+
+
+def check_wanted(
+    *, error: float | None, confidence: float | None, score: str, coverage: float | None, sets: str
+) -> None:
+    """Refuse what cannot be decided before anything is predicted for it."""
+    if error is None and coverage is None:
+        raise CalgpError("Nothing was asked for: an error (0.01) sets a threshold, a coverage (0.9) makes sets.")
+    for name, value in (("error", error), ("confidence", confidence), ("coverage", coverage)):
+        if value is not None:
+            check_share(name, value)
+    check_choice("score", score, SCORES)
+    check_choice("sets", sets, KINDS)

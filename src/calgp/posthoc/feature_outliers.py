@@ -1,0 +1,261 @@
+"""Outlier scores that read features: class-conditional density, nearest neighbours, and density with confidence."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from calgp.errors import CalgpError
+from calgp.posthoc.outlier_score import MaximumProbability, OutlierScore, PredictiveLike
+
+ROWS = 2**22  # numbers that are handled at a time
+MOST_NEIGHBOURS = 20_000  # training rows that are kept to be searched
+JITTERS = (0.0, 1e-9, 1e-7, 1e-5, 1e-3)  # relative to the mean variance
+
+
+@dataclass(frozen=True, eq=False)
+class Density(OutlierScore):
+    """−log Σ_c π_c N(z; μ_c, Σ): class-conditional Gaussians with one covariance for all classes.
+
+    It is the density of linear discriminant analysis (Lee et al. 2018 take its nearest Mahalanobis distance, Mukhoti et
+    al. 2023, DDU, the density). Features are standardised, and their covariance within classes is shrunk towards the
+    mean variance by the amount of Ledoit & Wolf (2004): of many rows almost nothing, and enough of a few.
+    """
+
+    name = "density"
+    summary = "minus the log density of the features: a Gaussian for each class, one covariance"
+    reads_features, reads_predictive = True, False
+
+    whiten: Float[Tensor, "d d"]  # A with (z − m) A white within classes
+    centre: Float[Tensor, "d"]  # m, mean of all
+    means: Float[Tensor, "C d"]  # of each class, whitened
+    log_prior: Float[Tensor, "C"]
+    log_volume: float  # −log |det A|
+    shrinkage: float
+
+    @classmethod
+    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, shrinkage: float | None = None) -> "Density":
+        """`shrinkage`: 0 is the empirical covariance, 1 the mean variance alone; None is Ledoit & Wolf's amount."""
+        z, y = _training(features, y)
+        centre, scale = _standard(z)
+        _, y, count = y.unique(return_inverse=True, return_counts=True)
+        means = torch.zeros(len(count), z.shape[1], dtype=torch.float64)
+        for part, labels in _pairs(z, y):
+            means.index_add_(0, labels, (part.double() - centre) / scale)
+        means /= count[:, None]
+        covariance, fourth = torch.zeros(z.shape[1], z.shape[1], dtype=torch.float64), 0.0
+        for part, labels in _pairs(z, y):
+            within = ((part.double() - centre) / scale - means[labels]).to(z.dtype)
+            covariance += within.mT @ within  # in the type of the features, then summed in double precision
+            fourth += within.square().sum(1).double().square().sum().item()
+        covariance /= len(z)
+        size = covariance.diagonal().mean()
+        if shrinkage is None:
+            shrinkage = _ledoit_wolf(len(z), fourth / len(z), covariance)
+        eye = torch.eye(len(covariance), dtype=torch.float64)
+        lower = _cholesky((1 - shrinkage) * covariance + shrinkage * size * eye, size)
+        whiten = torch.linalg.solve_triangular(lower.mT, eye, upper=True)  # L⁻ᵀ
+        volume = (lower.diagonal().log() + scale.log()).sum().item()
+        prior = (count / count.sum()).double().log()
+        # in the order of a file: products of matrices in another order round differently
+        whitened = (whiten / scale[:, None]).contiguous()
+        return cls(whitened, centre, (means @ whiten).contiguous(), prior, volume, float(shrinkage))
+
+    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
+        def part(z: Tensor) -> Tensor:
+            return self._score(torch.cdist((z - self.centre) @ self.whiten, self.means).square())
+
+        return _in_parts(part, _rows(features, len(self.centre), self.name), len(self.means))
+
+    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
+        z = (features.double() - self.centre) @ self.whiten
+        squared = z.square().sum(1, keepdim=True) + self.means.square().sum(1) - 2 * z @ self.means.mT
+        return self._score(squared.clamp_min(0))
+
+    def _score(self, squared: Float[Tensor, "N C"]) -> Float[Tensor, "N"]:
+        """Of squared distances to the means."""
+        constant = self.log_volume + len(self.centre) / 2 * math.log(2 * math.pi)
+        return constant - (self.log_prior - squared / 2).logsumexp(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours(OutlierScore):
+    """Distance to the k-th nearest training features, all standardised and of length one (Sun et al. 2022)."""
+
+    name = "neighbours"
+    summary = "distance to the k-th nearest training features, standardised and of length one"
+    reads_features, reads_predictive = True, False
+
+    rows: Float[Tensor, "M d"]  # of length one, in float32
+    centre: Float[Tensor, "d"]
+    scale: Float[Tensor, "d"]
+    k: int
+
+    @classmethod
+    def fit(
+        cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, k: int = 10, most: int = MOST_NEIGHBOURS
+    ) -> "Neighbours":
+        """Keeps at most `most` training rows, drawn by a fixed seed; of fewer than k rows it takes the furthest."""
+        z, _ = _training(features, y)
+        if k < 1 or most < 1:
+            raise CalgpError(f"Invalid k={k} or most={most}: both must be at least 1.")
+        centre, scale = _standard(z)
+        if len(z) > most:
+            k = max(1, round(k * most / len(z)))  # the same share of the training set
+            z = z[torch.randperm(len(z), generator=torch.Generator().manual_seed(0))[:most].sort().values]
+        return cls(_unit((z.double() - centre) / scale).float(), centre, scale, min(k, len(z)))
+
+    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
+        return _in_parts(self._score, _rows(features, len(self.centre), self.name), len(self.rows))
+
+    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
+        return self._score(features.double())
+
+    def _score(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N"]:
+        cosine = _unit((z - self.centre) / self.scale).float() @ self.rows.mT
+        # ‖u − v‖² = 2 − 2 u·v of unit vectors: the k-th nearest has the k-th largest product
+        return (2 - 2 * cosine.topk(self.k, dim=1).values[:, -1].double()).clamp_min(0).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Combined(Density):
+    """−log P₁ − log P₂: unusual features, or an unsure prediction, or a little of both (Fisher's combination).
+
+    P₁ is the share of ordinary inputs with a `confidence` score at least as high, P₂ that of the `density` score, both
+    counted among inputs that neither classifier nor density was fitted on (`unseen`). Density notices what no class
+    looks like, confidence what lies between classes; either alone misses what the other sees.
+    """
+
+    name = "combined"
+    summary = "density of the features and confidence together: minus the log of the shares of ordinary inputs beyond"
+    reads_features, reads_predictive = True, True
+
+    unseen: Float[Tensor, "2 n"]  # confidence and density scores of ordinary inputs, sorted
+
+    @classmethod
+    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], **options: Any) -> "Combined":
+        """Of training features; `of` has to say what is ordinary."""
+        raise CalgpError("The outlier score 'combined' needs inputs that were not trained on: Combined.of(density, …).")
+
+    @classmethod
+    def of(
+        cls, density: Density, confidence_scores: Float[Tensor, "n"], density_scores: Float[Tensor, "n"]
+    ) -> "Combined":
+        """`density` is fitted on training features, the two scores are of ordinary inputs that were left out of it."""
+        unseen = torch.stack([confidence_scores.double(), density_scores.double()]).cpu()
+        if not unseen.shape[1] or not unseen.isfinite().all():
+            raise CalgpError("Ordinary inputs have finite scores, and there must be some; these are none.")
+        return cls(**vars(density), unseen=unseen.sort(dim=1).values)
+
+    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
+        unsure = MaximumProbability().score(None, predictive).cpu()
+        return surprise(self.unseen[0], unsure) + surprise(self.unseen[1], super().score(features))
+
+    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
+        unsure = MaximumProbability().score(None, predictive)
+        scores = torch.stack([unsure, super().elementary(features, predictive)])
+        counts = (self.unseen.unsqueeze(1) < scores.unsqueeze(2)).sum(2)  # as searchsorted has them
+        return sum(
+            (_surprise(*each) for each in zip(self.unseen, scores, counts, strict=True)), torch.zeros_like(unsure)
+        )
+
+
+def surprise(ordinary: Float[Tensor, "n"], scores: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """−log of the share of `ordinary` scores (sorted) that are at least as high; an exponential tail beyond a tenth.
+
+    >>> surprise(torch.arange(99.0), torch.tensor([0.0, 50.0])).exp().tolist()  # all of 100, and half of them: the new
+    [1.0, 2.0]
+    """
+    return _surprise(ordinary, scores, torch.searchsorted(ordinary, scores))
+
+
+def _surprise(ordinary: Tensor, scores: Tensor, below: Int[Tensor, "N"]) -> Tensor:
+    """`below`: how many of the ordinary scores are lower than each."""
+    n = len(ordinary)
+    tail = min(n - 1, max(n // 10, 5))
+    start = ordinary[n - 1 - tail]
+    mean = (ordinary[n - tail :] - start).mean() if tail else torch.ones_like(start)
+    beyond = math.log((n + 1) / (tail + 2)) + (scores - start) / torch.where(mean > 0, mean, torch.ones_like(mean))
+    share = (n - below + 1) / (n + 1)
+    return torch.where(scores > start, beyond, -share.to(scores).log())
+
+
+def left_out_density(features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, folds: int = 5) -> Float[Tensor, "N"]:
+    """Density scores of all rows, each by a density of the rows of other folds; folds have the same classes."""
+    scores, order = torch.empty(len(y), dtype=torch.float64), y.argsort(stable=True)
+    for fold in range(folds):
+        out = order[fold::folds]
+        rest = torch.ones_like(y, dtype=torch.bool).index_fill(0, out, value=False)
+        scores[out] = Density.fit(features[rest], y[rest]).score(features[out])
+    return scores
+
+
+def _training(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if features.dim() != 2 or min(features.shape) < 1 or y.shape != features.shape[:1]:
+        raise CalgpError(
+            f"Outlier scores are fitted on features [N, d] and labels [N], not on {list(features.shape)} and "
+            f"{list(y.shape)}."
+        )
+    z = features.detach().cpu()
+    z = z if z.dtype == torch.float32 else z.double()
+    if not z.isfinite().all():
+        raise CalgpError("Features must be finite numbers; some are NaN or infinite.")
+    return z, y.detach().long().cpu()
+
+
+def _rows(features: Tensor | None, d: int, name: str) -> Tensor:
+    if features is None or features.dim() != 2 or features.shape[1] != d:
+        came = "none" if features is None else str(list(features.shape))
+        raise CalgpError(f"The outlier score {name!r} reads features [N, {d}], as it was fitted on; came {came}.")
+    return features.detach().cpu()
+
+
+def _standard(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature, in double precision; 1 for one that never changes."""
+    parts = z.split(max(1, ROWS // z.shape[1]))
+    mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(z)
+    deviation = (torch.stack([(part.double() - mean).square().sum(0) for part in parts]).sum(0) / len(z)).sqrt()
+    constant = deviation <= 1e-12 * z.abs().amax(0)
+    return mean, torch.where(constant, torch.ones_like(deviation), deviation)
+
+
+def _unit(z: Tensor) -> Tensor:
+    return z / z.norm(dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+
+
+def _pairs(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features and labels of so many rows that copies of them are small."""
+    size = max(1, ROWS // z.shape[1])
+    return zip(z.split(size), y.split(size), strict=True)
+
+
+def _ledoit_wolf(n: int, fourth: float, covariance: Float[Tensor, "d d"]) -> float:
+    """How much to shrink towards μI, μ the mean variance (Ledoit & Wolf 2004, lemma 3.3); `fourth` is the mean ‖x‖⁴."""
+    d = len(covariance)
+    size = covariance.diagonal().mean()
+    squared = covariance.square().sum()
+    # ‖S − μI‖², and the mean of ‖x xᵀ − S‖² / n over rows
+    delta = squared - d * size.square()
+    beta = (fourth - squared) / n
+    return 0.0 if delta <= 0 else float((beta / delta).clamp(0, 1))
+
+
+def _cholesky(covariance: Tensor, size: Tensor) -> Tensor:
+    eye = torch.eye(len(covariance), dtype=torch.float64)
+    if size <= 0:  # features that say the class and nothing else: distances as they are
+        return eye
+    for jitter in JITTERS:
+        lower, failed = torch.linalg.cholesky_ex(covariance + jitter * size * eye)
+        if not failed:
+            return lower
+    raise CalgpError("The covariance of the features is not positive definite; leave out features that repeat others.")
+
+
+def _in_parts(function: Callable[[Tensor], Tensor], z: Tensor, width: int) -> Tensor:
+    """[N], so many rows at a time that rows × width stays small."""
+    size = max(1, ROWS // max(width, z.shape[1]))
+    return torch.cat([function(part.double()) for part in z.split(size)]) if len(z) else z.new_zeros(0).double()

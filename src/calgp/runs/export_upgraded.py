@@ -1,0 +1,64 @@
+"""An upgraded classifier as one file that needs no calgp: images in, probabilities, uncertainty, outlier score out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from calgp.posthoc.outliers import OutlierScore
+from calgp.runs.export import PROGRAM, SUFFIXES, Exported, Target, _metadata, _probes, outputs_of, verified
+from calgp.runs.record import to_json
+from calgp.runs.upgraded import Kept, UpgradedClassifier
+from calgp.runs.writing import wrap_os_errors, write_whole
+
+if TYPE_CHECKING:
+    from calgp.runs.upgraded_run import UpgradedRun
+
+
+class DeployableUpgrade(nn.Module):
+    """Images in [0, 1] ↦ what `UpgradedClassifier.predict` says of them, in one pass."""
+
+    def __init__(self, upgraded: UpgradedClassifier) -> None:
+        super().__init__()
+        self.network, self.upgraded, self.kept = upgraded.network.network, upgraded, Kept()
+        classes = len(upgraded.classes)
+        upgraded.predictive_at_once(torch.zeros(1, classes), torch.eye(classes)[None], self.kept)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        c, f = self.network(images)
+        covariance = self.upgraded.posterior.logit_covariance_at_once(c)
+        predictive = self.upgraded.predictive_at_once(f, covariance, self.kept)
+        outlier: OutlierScore = self.upgraded.outlier
+        found = (*outputs_of(predictive).values(), outlier.elementary(c, predictive))
+        return tuple(each.to(images.dtype) for each in found)
+
+
+def export_upgraded(run: UpgradedRun, path: Path | None, *, to: Target) -> Exported:
+    """Write it, and check that it gives what torch gives; the outlier score to 1e-5 of its value."""
+    card, fitted, how = run.card, run.upgraded.fitted, run.passes()
+    path = run.folder.path / f"model{SUFFIXES.get(to, '')}" if path is None else path
+    x = _probes(card.task)
+    found = run.upgraded.predict(x)
+    expected = outputs_of(found.predictive) | {"outlier_score": found.outlier_score}
+    metadata = _metadata(card.task, how, 0)
+    metadata["outputs"] |= {"outlier_score": f"[N] {fitted.outlier}: higher is further from what was trained on"}
+    metadata |= {
+        "method": card.label, "network": card.network, "trained_on": card.run.source, "classes": list(card.classes),
+        "calibrator": None, "outlier_threshold": fitted.threshold and to_json(fitted.threshold),
+        "decisions": run.fitted_decisions and to_json(run.fitted_decisions),
+    }  # fmt: skip
+    wanted = {name: each.float() for name, each in expected.items() if each is not None}
+    device = next(run.model.parameters()).device
+    try:
+        run.model.cpu()
+        data, worst = verified(DeployableUpgrade(run.upgraded).eval(), x, wanted, to=to, metadata=metadata)
+    finally:
+        run.model.to(device)
+    program = path.with_name(f"{path.stem}_predict.py")
+    with wrap_os_errors(path.parent):
+        write_whole(path, data)
+        write_whole(program, PROGRAM.read_bytes())
+    return Exported(path, program, len(data), worst, len(x), how, 0, metadata)

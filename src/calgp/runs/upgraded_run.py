@@ -1,0 +1,174 @@
+"""A run folder of an upgraded classifier: the network as a program, and all that was fitted, read without pickle."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from calgp.errors import CalgpError
+from calgp.gp import Batch, Engine, Passes, Predictive
+from calgp.methods import METHODS
+from calgp.nets import Task, Wrapped
+from calgp.nets.last_layer import LastLayer
+from calgp.nets.program import Program, ProgramNetwork, describe
+from calgp.run import Run
+from calgp.runs.card import Card
+from calgp.runs.classifier import Classifier
+from calgp.runs.environment import environment
+from calgp.runs.evaluation import on_cpu
+from calgp.runs.export import Exported, Target
+from calgp.runs.folder import RunFolder
+from calgp.runs.inputs import ImageLike, to_pixels
+from calgp.runs.prediction import OneShot, Prediction
+from calgp.runs.reading import read_header, read_tensors, wrap_read_errors
+from calgp.runs.record import parse, to_json
+from calgp.runs.results import Calibration, FittedDecisions
+from calgp.runs.upgraded import Upgrade, UpgradedClassifier
+
+MODEL = "model.safetensors"
+UNKNOWN = "unknown"
+NETWORK = "network."
+
+
+class UpgradedRun(Classifier):
+    """An upgraded classifier with its folder: a `Classifier` whose one pass is the network's own.
+
+    It takes images, as all classifiers of run folders do. `upgraded` is what takes tensors.
+    """
+
+    def __init__(self, upgraded: UpgradedClassifier, card: Card, **options: Any) -> None:
+        super().__init__(upgraded.network.network, card, **options)  # type: ignore[arg-type]  (it predicts itself)
+        self.upgraded = upgraded
+
+    @staticmethod
+    def read(folder: RunFolder, card: Card, *, decided: bool = True, fabric: Fabric | None = None) -> "UpgradedRun":
+        """From the files of a folder, whose card has been read."""
+        path = folder.path / MODEL
+        header = read_header(path)
+        tensors = read_tensors(path, header)
+        with wrap_read_errors(path):
+            upgraded = UpgradedRun._parts(card, header.metadata, tensors)
+        decisions = folder.decisions() if decided else None
+        return UpgradedRun(upgraded, card, folder=folder, decisions=decisions, fabric=fabric)
+
+    @staticmethod
+    def _parts(card: Card, described: dict[str, Any], tensors: dict[str, Tensor]) -> UpgradedClassifier:
+        try:
+            fitted = parse(Upgrade, described["upgrade"])
+            if (fitted.classes, fitted.shape) != (
+                card.classes,
+                (card.task.channels, card.task.height, card.task.width),
+            ):
+                raise ValueError("it is not of the classes and images that run.json describes")
+            own = {name.removeprefix(NETWORK): each for name, each in tensors.items() if name.startswith(NETWORK)}
+            program = Program(described["program"], own)
+            network = ProgramNetwork(program, fitted.layer, tensors["weight"], tensors.get("bias"))
+            return UpgradedClassifier.of(network, fitted, tensors)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"a part of it is not as it is written: {error!r}") from None
+
+    def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
+        if count not in (None, 1) or engine not in (None, "moments"):
+            raise CalgpError(
+                "An upgraded classifier has no masks to draw: one pass is all. Leave out passes and engine."
+            )
+        return Passes(1, "moments")
+
+    def predict(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        *,
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+    ) -> Prediction:
+        """What images show, how certain that is, and how far they are from what the network was trained on."""
+        how = self.passes(passes, engine, seed)
+        names, x = to_pixels(images, self.card.task)
+        found = self.upgraded.predict(x)
+        decided = self.decide_on(found.predictive, (255 * x).round().to(torch.uint8))
+        return replace(found, names=names, passes=how, abstains=decided.get("abstained"), sets=decided.get("sets"))
+
+    def predict_batches(
+        self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
+    ) -> Iterator[Predictive]:
+        for x, _ in data:
+            c, f = self.upgraded.network(x)
+            yield on_cpu(self.upgraded.predictive(c.cpu(), f.cpu()))
+
+    def sampling(self, x: Tensor, seed: int) -> OneShot:
+        return OneShot(Predictive.cat(self.predict_batches([(x, torch.zeros(len(x)))])))
+
+    def sample_cost(self, x: Tensor, how: Passes) -> tuple[int, bool]:
+        return 4 * 16 * x.numel(), False
+
+    def calibrate(self, calibrator: str = "temperature", **options: Any) -> Calibration:
+        raise CalgpError(
+            f"{self.folder.path} is calibrated already, by `calgp.upgrade`: upgrade the network again with other "
+            "held-out images."
+        )
+
+    def decide(self, *, held_out: Any = None, **options: Any) -> FittedDecisions:
+        """As of any classifier, but it must be given held-out images: its folder knows of none."""
+        if held_out is None:
+            raise CalgpError(
+                f"{self.folder.path} was upgraded and keeps no hold-out: give coverage or error to `calgp.upgrade`, or "
+                "held_out to decide in Python."
+            )
+        return super().decide(held_out=held_out, **options)
+
+    def export(
+        self,
+        path: Path | None = None,
+        *,
+        to: Target = "onnx",
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+    ) -> Exported:
+        from calgp.runs.export_upgraded import export_upgraded
+
+        self.passes(passes, engine, seed)
+        return export_upgraded(self, path, to=to)
+
+
+def write_folder(
+    upgraded: UpgradedClassifier,
+    path: Path,
+    *,
+    source: str | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> None:
+    """Make a run folder: run.json, model.safetensors (with the network as a program), decisions.json."""
+    fitted, last, shape = upgraded.fitted, upgraded.network, upgraded.fitted.shape
+    if not isinstance(last, LastLayer) or len(shape) != 3 or shape[0] > 4:
+        raise CalgpError(
+            "A run folder is for networks that take images [N, channels, height, width]; this one was upgraded with "
+            f"inputs of {list(shape) or 'an unknown form'}. Save a .safetensors file instead."
+        )
+    for name, each in (("mean", mean), ("std", std)):
+        if each is not None and len(each) != shape[0]:
+            raise CalgpError(f"Invalid {name}={list(each)}: must have a number for each of {shape[0]} channels.")
+    described, network = describe(last, shape, mean=mean, std=std)
+    folder = RunFolder(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
+    folder.create(_card(upgraded, source))
+    with folder.owned():
+        if fitted.decisions is not None:
+            folder.write_decisions(fitted.decisions)
+        tensors = upgraded.tensors() | {f"{NETWORK}{name}": each for name, each in network.items()}
+        folder.write_tensors(MODEL, tensors, {"upgrade": to_json(fitted), "program": described})
+
+
+def _card(upgraded: UpgradedClassifier, source: str | None) -> Card:
+    fitted, name = upgraded.fitted, type(upgraded.network.network).__name__
+    channels, height, width = fitted.shape
+    run = Run(METHODS["cnn"], Wrapped(name), source=UNKNOWN if source is None else source)
+    task = Task(channels, height, width, classes=len(fitted.classes))
+    return Card(run, task, fitted.classes, fitted.train, UNKNOWN, (), environment(), upgraded=name)

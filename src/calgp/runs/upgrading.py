@@ -1,0 +1,143 @@
+"""`upgrade`: a classifier that is already trained keeps its labels and gets trustworthy probabilities."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from calgp.errors import CalgpError
+from calgp.gp import Predictive
+from calgp.nets.last_layer import LastLayer
+from calgp.posthoc import outliers as outlier_scores
+from calgp.posthoc.calibration import Temperature
+from calgp.posthoc.decisions import PredictionSets, Selection, uncertainty
+from calgp.posthoc.last_layer import POSTERIORS, Structure, UncertaintyScaling, fit_last_layer, log_odds_variance
+from calgp.posthoc.outliers import Combined, Density, MaximumProbability, Threshold, left_out_density
+from calgp.runs.evaluation import columns_of
+from calgp.runs.labelled_data import Collected, Data, collected
+from calgp.runs.results import FittedDecisions
+from calgp.runs.upgraded import Upgrade, UpgradedClassifier, parts
+
+
+def upgrade(
+    network: nn.Module,
+    held_out: Data,
+    *,
+    train: Data | None = None,
+    layer: str | None = None,
+    classes: Sequence[str] | None = None,
+    structure: Structure | None = None,
+    outliers: str = "combined",
+    false_alarm: float | None = 0.05,
+    coverage: float | None = 0.9,
+    sets: str = "aps",
+    error: float | None = None,
+    confidence: float | None = 0.95,
+    share: float = 0.5,
+    seed: int = 0,
+) -> UpgradedClassifier:
+    """A trained classifier with calibrated probabilities, their uncertainty, outlier scores and prediction sets.
+
+    Its labels never change: all logits of an image are divided by one number. That number is a temperature times what
+    the uncertainty of the last layer says about this image (`UncertaintyScaling`).
+
+    >>> import torch, calgp
+    >>> _ = torch.manual_seed(0)
+    >>> x, y = torch.randn(400, 2), torch.arange(400) % 2
+    >>> x[:, 0] += 2 * y
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))  # somebody has trained it
+    >>> upgraded = calgp.upgrade(network, (x, y))
+    >>> p = upgraded.predict(x[:3])
+    >>> p.probs.shape, p.outlier_score.shape, p.sets.shape
+    (torch.Size([3, 2]), torch.Size([3]), torch.Size([3, 2]))
+
+    Args:
+        network: gives logits of a last `nn.Linear`, or their (log-)softmax. It is neither copied nor changed.
+        held_out: data that it was not trained on: (x, y), a loader or a data set of such pairs, or `calgp.data` images.
+            x is what the network takes.
+        train: what it was trained on. Laplace's posterior and the outlier score are fitted on it; without, on the
+            hold-out, of which there is less: uncertainties are then larger.
+        layer: the name of the last layer; None: it is found.
+        classes: their names; None: 0, 1, …
+        structure: of Laplace's Hessian: full or kronecker; None: full up to 3,000 weights.
+        outliers: the outlier score: combined (density of the features and confidence), density, neighbours, or another
+            of `calgp.posthoc.outliers`.
+        false_alarm: the share of ordinary images that may be called outliers; None: no threshold.
+        coverage, sets: prediction sets that hold the true class so often, and their kind; None: no sets.
+        error, confidence: abstain so that answers err at most so often; None: answer always.
+        share: of the hold-out that the scaling is fitted on; the rest is for thresholds and sets.
+        seed: of the split.
+    """
+    outlier_scores.find(outliers)
+    if not 0 < share < 1:
+        raise CalgpError(f"Invalid share={share:g}: must be a share between 0 and 1, such as 0.5.")
+    last, held = collected(network, held_out, layer)
+    names = tuple(map(str, range(held.f.shape[1]) if classes is None else classes))
+    if len(names) != held.f.shape[1]:
+        raise CalgpError(f"{len(names)} classes are named; the network has {held.f.shape[1]}.")
+    order = torch.randperm(len(held.y), generator=torch.Generator().manual_seed(seed))
+    fitting, deciding = (held.take(rows) for rows in order.tensor_split([max(1, round(share * len(held.y)))]))
+    if not len(deciding.y) and (false_alarm, coverage, error) != (None, None, None):
+        raise CalgpError(f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets.")
+    trained = None if train is None else collected(network, train, last.name, keyed=False)[1]
+    upgraded = _fitted(last, names, fitting, trained, structure, outliers, len(deciding.y))
+    if not len(deciding.y):
+        return upgraded
+    predictive = upgraded.predictive(deciding.c, deciding.f)
+    inside = upgraded.outlier.score(deciding.c, predictive)
+    upgraded.fitted = replace(
+        upgraded.fitted,
+        threshold=None if false_alarm is None else Threshold.fit(inside, false_alarm=false_alarm),
+        decisions=_decisions(predictive, deciding, coverage, sets, error, confidence, seed),
+    )
+    return upgraded
+
+
+def _fitted(
+    last: LastLayer, names: tuple[str, ...], fitting: Collected, trained: Collected | None,
+    structure: Structure | None, outliers: str, decided: int,
+) -> UpgradedClassifier:  # fmt: skip
+    """Posterior, scaling and outlier score: by the training data, or else by what the scaling is fitted on."""
+    seen = fitting if trained is None else trained
+    bias = None if last.bias is None else last.bias.cpu()
+    posterior = fit_last_layer(seen.c, seen.y, last.weight.cpu(), bias, structure=structure)
+    variance = [log_odds_variance(f, posterior.logit_covariance(c)) for c, f in parts(fitting.c, fitting.f)]
+    scaling = UncertaintyScaling.fit(fitting.f.double(), torch.cat(variance).double(), fitting.y)
+    alone = Temperature.fit(fitting.f.double().log_softmax(1), fitting.y)
+    kind = next(name for name, each in POSTERIORS.items() if isinstance(posterior, each))
+    found = Upgrade(
+        last.name, names, kind, posterior.numbers(), scaling, alone.temperature, outliers, {}, None, None,
+        len(seen.y), len(fitting.y), decided, alone.warning, fitting.shape,
+    )  # fmt: skip
+    upgraded = UpgradedClassifier(last, found, posterior, MaximumProbability())
+    if outliers == Combined.name:
+        unsure = MaximumProbability().score(None, upgraded.predictive(fitting.c, fitting.f))
+        upgraded.outlier = _combined(seen, unsure, None if trained is None else fitting.c)
+    else:
+        upgraded.outlier = outlier_scores.find(outliers).fit(seen.c, seen.y)
+    upgraded.fitted = replace(found, settings=upgraded.outlier.settings())
+    return upgraded
+
+
+def _combined(seen: Collected, unsure: Tensor, unseen: Tensor | None) -> Combined:
+    """Of training features `seen`; `unseen` ones say what is ordinary, or else leaving some of `seen` out in turn."""
+    density = Density.fit(seen.c, seen.y)
+    return Combined.of(density, unsure, left_out_density(seen.c, seen.y) if unseen is None else density.score(unseen))
+
+
+def _decisions(
+    predictive: Predictive, data: Collected, coverage: float | None, sets: str, error: float | None,
+    confidence: float | None, seed: int,
+) -> FittedDecisions | None:  # fmt: skip
+    if coverage is None and error is None:
+        return None
+    selection = None
+    if error is not None:
+        wrong = predictive.labels != data.y
+        selection = Selection.fit(uncertainty(columns_of(predictive)), wrong, error=error, confidence=confidence)
+    found = None
+    if coverage is not None:
+        found = PredictionSets.fit(predictive.log_probs, data.y, coverage=coverage, kind=sets, uniform=data.uniform)
+    told = None if selection is None else selection.warning
+    return FittedDecisions(selection, found, n=len(data.y), samples=1, engine="moments", seed=seed, warning=told)
