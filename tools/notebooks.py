@@ -18,7 +18,7 @@ def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
     """The notebook with the outputs of a run in `folder`; a cell that fails raises."""
     notebook = nbformat.read(path, as_version=4)
     place = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+    NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=place).execute()
     for cell in notebook.cells:  # times of execution would differ each time; tqdm asks for widgets that nobody needs
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
