@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from jaxtyping import config
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
@@ -76,8 +77,9 @@ def test_rows_are_the_numbers_of_the_file_and_keep_their_labels(files):
     assert images.y.tolist() == y.tolist()
 
 
-def test_exported_vectors_give_the_probabilities_and_the_score_of_python(files, run, tmp_path):
+def test_exported_vectors_give_the_probabilities_and_the_score_of_python(files, run, tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # torch's tracer is not to follow the checks of types
     x = load_embeddings(files / "test.npz").X
     done = run.classifier.export(tmp_path / "digits.onnx")
     assert max(done.worst.values()) <= 1e-5

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from jaxtyping import config
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -99,8 +100,9 @@ def test_commands_take_it_evaluate_report_predict_and_verify(folder, tmp_path):
     assert states[0] == "not checked" and set(states[1:]) == {"same bits"}
 
 
-def test_exported_it_gives_probabilities_and_the_outlier_score(folder, tmp_path):
+def test_exported_it_gives_probabilities_and_the_outlier_score(folder, tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # torch's tracer is not to follow the checks of types
     run = calgp.load(folder)
     done = run.export(tmp_path / "mine.onnx")
     assert max(done.worst.values()) <= 1e-5 and "outlier_score" in done.worst
