@@ -78,7 +78,7 @@ def words_of(notebook):
 def test_a_notebook_runs_and_prints_what_is_stored_in_it(path, tmp_path, monkeypatch):
     import nbformat
 
-    monkeypatch.setenv("PYTHONWARNINGS", "default")  # not the errors that tests make of them: Jupyter has its own
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # Jupyter has its own
     found = tool("notebooks").execute(path, tmp_path)
     stored = nbformat.read(path, as_version=4)
     assert words_of(found) == words_of(stored) and len(notebook_outputs(stored)) >= 5
