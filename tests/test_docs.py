@@ -81,7 +81,7 @@ def test_a_notebook_runs_and_prints_what_is_stored_in_it(path, tmp_path, monkeyp
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # Jupyter has its own
     found = tool("notebooks").execute(path, tmp_path)
     stored = nbformat.read(path, as_version=4)
-    assert words_of(found) == words_of(stored) and len(notebook_outputs(stored)) >= 5
+    assert words_of(found) == words_of(stored) and len(notebook_outputs(stored)) >= 4
     assert any("image/png" in output.get("data", {}) for output in notebook_outputs(found))
     assert not [output for output in notebook_outputs(found) if output.get("name") == "stderr"]
 
