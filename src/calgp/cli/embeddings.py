@@ -85,35 +85,43 @@ def embed(
     out.print(f"Next: calgp fit {folder} --out model.safetensors", soft_wrap=True)
 
 
+FitOutOption = Annotated[
+    Path, typer.Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
+]
+EmbeddingsArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="EMBEDDINGS",
+        help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
+        "folder to make.",
+        show_default="with --network, OUT-embeddings",
+    ),
+]
+HoldoutOption = Annotated[
+    float, typer.Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
+]
+PredictionsOption = Annotated[
+    Path | None, typer.Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
+]
+FirstNetworkOption = Annotated[
+    str | None, typer.Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
+]
+FirstSourceOption = Annotated[
+    str | None, typer.Option(help="The images for --network, such as folder:photos.", show_default="none")
+]
+
+
 def fit(
-    model: Annotated[
-        Path, typer.Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
-    ],
-    embeddings: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="EMBEDDINGS",
-            help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
-            "folder to make.",
-            show_default="with --network, OUT-embeddings",
-        ),
-    ] = None,
+    model: FitOutOption,
+    embeddings: EmbeddingsArgument = None,
     test: Annotated[
         Path | None,
         typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows"),
     ] = None,
-    holdout: Annotated[
-        float, typer.Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
-    ] = 0.0,
-    predictions: Annotated[
-        Path | None, typer.Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
-    ] = None,
-    network: Annotated[
-        str | None, typer.Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option(help="The images for --network, such as folder:photos.", show_default="none")
-    ] = None,
+    holdout: HoldoutOption = 0.0,
+    predictions: PredictionsOption = None,
+    network: FirstNetworkOption = None,
+    source: FirstSourceOption = None,
     weights: Annotated[
         str | None, typer.Option(help="Weights for --network.", show_default="as of `calgp embed`")
     ] = None,

@@ -3,7 +3,6 @@
 import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +18,7 @@ from calgp.run import SEED
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
 from calgp.runs.description import to_json
+from calgp.runs.devices import one_device
 from calgp.runs.environment import arithmetic
 from calgp.runs.evaluation import (
     PredictedImages,
@@ -28,6 +28,7 @@ from calgp.runs.evaluation import (
     over_ranks,
     predict_on_cpu,
     test_images,
+    write_results,
 )
 from calgp.runs.export import Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
@@ -224,18 +225,7 @@ class Classifier:
                 source, images=images, directory=directory, passes=passes, engine=engine, seed=seed, convert=convert,
                 corruption=corruption, watch=watch,
             )  # fmt: skip
-            shift = None if corruption is None else corruption.label
-            checksum = self.folder.write_tensors(
-                self.folder.predictions_name(source, found.calibrator, shift),
-                predicted.columns | predicted.stored,
-                {
-                    "source": found.source, "samples": found.samples, "engine": found.engine, "seed": found.seed,
-                    "calibrator": found.calibrator, "classes": list(self.classes),
-                    "names": None if predicted.names is None else list(predicted.names),
-                },
-            )  # fmt: skip
-            found = replace(found, predictions=checksum)
-            self.folder.write_evaluation(found)
+            found = write_results(self.folder, self.classes, found, predicted)
             self.fabric.barrier()
         return found
 
@@ -400,8 +390,3 @@ def load(path: str | os.PathLike[str], *, fabric: Fabric | None = None) -> Class
     torch.Size([1, 10])
     """
     return Classifier.load(open_folder(path), fabric=fabric)
-
-
-def one_device(fabric: Fabric | None) -> Fabric:
-    """The Fabric that was given, or one on the best device of this machine."""
-    return Fabric(accelerator="auto", devices=1) if fabric is None else fabric

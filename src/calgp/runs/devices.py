@@ -18,6 +18,11 @@ STARTING = timedelta(minutes=5)  # for the processes of a run to find each other
 WORKING = timedelta(minutes=30)  # for one of them to wait for the others' part of a step, or for rank 0's own work
 
 
+def one_device(fabric: Fabric | None) -> Fabric:
+    """The Fabric that was given, or one on the best device of this machine."""
+    return Fabric(accelerator="auto", devices=1) if fabric is None else fabric
+
+
 class Absent(CalgpError):
     """Not all processes of a run are there: whoever waits tells it."""
 

@@ -40,6 +40,7 @@ from calgp.runs.results import (
 
 if TYPE_CHECKING:
     from calgp.runs.classifier import Classifier
+    from calgp.runs.folder import RunFolder
 
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
 T = TypeVar("T")
@@ -179,6 +180,27 @@ def _scored(
         confusion=own and metrics.confusion(columns["label"], columns["y"], classes=classes),
         selective=selective_scores(columns) if own else {},
     )
+
+
+def write_results(
+    folder: RunFolder, classes: Sequence[str], found: Evaluation, predicted: PredictedImages
+) -> Evaluation:
+    """Keep predictions and scores in a run folder: the evaluation, with the checksum of its predictions."""
+    source, shift = found.source, None
+    if found.corruption is not None:
+        source, shift = found.corruption.of, found.corruption.corruption.label
+    checksum = folder.write_tensors(
+        folder.predictions_name(source, found.calibrator, shift),
+        predicted.columns | predicted.stored,
+        {
+            "source": found.source, "samples": found.samples, "engine": found.engine, "seed": found.seed,
+            "calibrator": found.calibrator, "classes": list(classes),
+            "names": None if predicted.names is None else list(predicted.names),
+        },
+    )  # fmt: skip
+    found = replace(found, predictions=checksum)
+    folder.write_evaluation(found)
+    return found
 
 
 def predict_images(

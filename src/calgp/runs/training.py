@@ -16,9 +16,10 @@ from calgp.nets import Backbone
 from calgp.run import Run, default_name
 from calgp.runs.build import build
 from calgp.runs.card import Card
-from calgp.runs.classifier import Classifier, one_device
+from calgp.runs.classifier import Classifier
 from calgp.runs.defaults import resolved, with_steps
 from calgp.runs.description import from_json, to_json
+from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
 from calgp.runs.fit_calibrator import fit_calibrator, fit_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, slug
