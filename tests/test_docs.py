@@ -1,4 +1,4 @@
-"""The documentation site is built from what is there, without a warning; its notebook runs; CONTRIBUTING is true."""
+"""The documentation site is built from what is there, without a warning; its notebooks run; CONTRIBUTING is true."""
 
 import importlib.util
 import os
@@ -16,6 +16,13 @@ from calgp import cli
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "results").glob("**/*.md"))]  # not on the site
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +60,58 @@ def test_every_page_is_in_the_navigation(site):
         assert page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() in start, page
 
 
-@pytest.mark.slow
-def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
-    import nbformat
-    from nbclient import NotebookClient
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
-    notebook = nbformat.read(ROOT / "examples" / "calgp.ipynb", as_version=4)
+
+def notebook_outputs(notebook):
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def words_of(notebook):
+    """What is printed, without numbers: these may differ between machines."""
+    printed = "".join(output.text for output in notebook_outputs(notebook) if output.output_type == "stream")
+    return re.sub(r"[\d.,]+", "#", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_prints_what_is_stored_in_it(path, tmp_path, monkeypatch):
+    import nbformat
+
     monkeypatch.setenv("PYTHONWARNINGS", "default")  # not the errors that tests make of them: Jupyter has its own
-    NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    found = tool("notebooks").execute(path, tmp_path)
+    assert words_of(found) == words_of(nbformat.read(path, as_version=4))
+    assert any("image/png" in output.get("data", {}) for output in notebook_outputs(found))
+    assert not [output for output in notebook_outputs(found) if output.get("name") == "stderr"]
+
+
+def test_there_is_a_notebook_for_each_way_in():
+    """Four, each with outputs, a guarded installation, and a text for every image."""
+    import nbformat
+
+    assert [path.stem for path in NOTEBOOKS] == ["embeddings", "folder_of_images", "own_training_loop", "trained_model"]
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+        assert "find_spec" in first.source and "%pip install" in first.source
+        assert len(notebook_outputs(notebook)) >= 5
+        assert str(ROOT) not in path.read_text() and path.stat().st_size < 200_000
+        for cell in notebook.cells:
+            drawn = [output for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
+            assert not drawn or len(cell.metadata["alt"]) > 40
+
+
+def test_a_terminal_recording_ends_with_the_last_screen():
+    """A progress bar that is overwritten, then a result in green; without motion only the end is shown."""
+    recording = tool("terminal_svg")
+    events = [(0.1, "half\r\n"), (0.2, "\x1b[1A\x1b[2Kdone\r\n"), (0.3, "\x1b[32mbetter\x1b[0m <1\r\n")]
+    svg = recording.draw({"command": "calgp demo", "events": events}, "A demo")
+    *frames, last = re.findall(r'<g id="f\d+" class="(\w+)">(.*?)</g>', svg)
+    assert [name for name, _ in frames] == ["frame"] * 3 and last[0] == "last"
+    text = re.sub(r"<[^>]*>", "|", last[1])
+    assert "calgp demo" in text and "done" in text and "half" not in text and "better" in text and "&lt;1" in text
+    assert recording.COLOURS["32"] in last[1]
+    assert "prefers-reduced-motion:no-preference" in svg and "<title>A demo</title>" in svg
 
 
 def command_lines(page):
@@ -115,10 +162,7 @@ def test_pages_that_the_code_names_are_there():
 
 @pytest.fixture(scope="module")
 def rooms():
-    spec = importlib.util.spec_from_file_location("rooms", ROOT / "tools" / "rooms.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool("rooms")
 
 
 def test_the_drawing_of_the_rooms_is_that_of_the_import_contract(rooms):

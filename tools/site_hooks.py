@@ -1,11 +1,15 @@
-"""What mkdocs asks while it builds the site: links from names to the API reference, and the help of all commands."""
+"""What mkdocs asks while it builds the site: notebooks, links to the API reference, the help of all commands."""
 
+import base64
+import json
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 COMMANDS = "<!-- commands -->"  # docs/cli.md: here come the commands with their help
 LINKED = ("paper.md", "glossary.md")
+EXAMPLES = Path(__file__).parents[1] / "examples"
 NAME = re.compile(r"`((?:gp|metrics|nets|methods|calibration|runs|data)(?:\.[A-Za-z_]\w*)+)`")
 
 
@@ -13,6 +17,42 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if COMMANDS in markdown:
         return markdown.replace(COMMANDS, commands())
     return NAME.sub(_linked, markdown) if page.file.src_uri in LINKED else markdown
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add a page for each notebook of examples/, with the outputs that are stored in it."""
+    from mkdocs.structure.files import File
+
+    for path in sorted(EXAMPLES.glob("*.ipynb")):
+        text, images = notebook_page(path)
+        files.append(File.generated(config, f"notebooks/{path.stem.replace('_', '-')}.md", content=text))
+        for name, content in images.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
+
+
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its images by file name.
+
+    >>> text, images = notebook_page(EXAMPLES / "embeddings.ipynb")
+    >>> text.splitlines()[0], list(images)
+    ('# Embeddings', ['embeddings-1.png'])
+    """
+    parts: list[str] = []
+    images: dict[str, bytes] = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {"text/plain": output.get("text", [])})
+            if "image/png" in data:
+                name = f"{path.stem.replace('_', '-')}-{len(images) + 1}.png"
+                images[name] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f"![{cell['metadata']['alt']}]({name})")
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    parts.insert(1, f"*From [`examples/{path.name}`](../notebooks.md): a notebook, with the output of a real run.*")
+    return "\n\n".join(parts) + "\n", images
 
 
 def commands() -> str:

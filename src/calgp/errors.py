@@ -62,7 +62,11 @@ def one_line(error: BaseException) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one, if any is."""
+    """The known name that is most like this one, if any is.
+
+    >>> nearest("mnits", ["mnist", "cifar10"])
+    'mnist'
+    """
     import difflib
 
     return next(iter(difflib.get_close_matches(name[:80].lower(), list(known), n=1)), None)

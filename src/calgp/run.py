@@ -22,7 +22,7 @@ else:
 MODEL, IMAGES, TRAINING = "Model", "Images", "Training"  # the panels of `calgp train --help`
 WHOLE = Interval(1, 1e12)
 SEED = Interval(0, 2**63, open=")")
-EPOCHS, STEPS = 20, (600, 20_000)  # of a run that names no budget: so many epochs, within these limits
+EPOCHS, STEPS = 30, (1000, 20_000)  # of a run that names no budget: so many epochs, within these limits
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,26 @@ class Run:
         default_text="0.1; of fewer than 500 images 0", example=0.1, group=IMAGES,
     )  # fmt: skip
     seed: int = option(
-        0, "Seed of all that is random: subset, hold-out, Ω, first weights, order of the images, masks.", within=SEED,
+        0, "Seed of everything random: subset, hold-out, Ω, first weights, order of the images, masks.", within=SEED,
         group=TRAINING,
     )  # fmt: skip
     split_seed: int | None = option(
-        None, "Seed of subset and hold-out alone, so that the runs of an ensemble share them.", within=SEED,
+        None, "Seed of subset and hold-out only, so that the runs of an ensemble share them.", within=SEED,
         default_text="as seed", example=0, group=IMAGES,
     )  # fmt: skip
     epochs: float | None = option(
         None, "Passes over the training images.", within=POSITIVE,
-        default_text="20, but 600 to 20,000 steps in all", example=20.0, group=TRAINING,
+        default_text="30, but 1,000 to 20,000 steps in all", example=30.0, group=TRAINING,
     )  # fmt: skip
     steps: int | None = option(
         None, "Optimiser steps, instead of epochs.", within=WHOLE, default_text="by epochs", example=1000,
         group=TRAINING,
     )  # fmt: skip
     minutes: float | None = option(
-        None, "Train for about so long, instead of epochs: a few steps are timed, then the number of steps is fixed.",
+        None, "Train for about this long, instead of epochs. The first steps are timed to choose their number.",
         within=POSITIVE, default_text="by epochs", example=10.0, group=TRAINING, since_version="0.2.0",
     )  # fmt: skip
-    batch_size: int = option(100, "Images a step, of all processes together.", within=WHOLE, group=TRAINING)
+    batch_size: int = option(100, "Images in each step, over all processes.", within=WHOLE, group=TRAINING)
     optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
     learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
         None, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), default_text="the method's",
@@ -94,37 +94,34 @@ class Run:
     )  # fmt: skip
     schedule: Literal["constant", "cosine", "one-cycle"] = option(
         "one-cycle",
-        "Course of the learning rate: cosine falls to 0; one-cycle rises for a quarter, then falls to 0.",
+        "How the learning rate changes: constant; cosine falls to 0; one-cycle rises for a quarter, then falls to 0.",
         group=TRAINING,
     )
     kl_weight: float = option(1.0, "Factor of the KL term; 1 is the bound.", within=Interval(0), group=TRAINING)
-    mc_samples: int = option(
-        1, "N_MC, the samples that estimate the likelihood term in a step.", within=WHOLE, group=TRAINING
-    )
+    mc_samples: int = option(1, "Samples of the masks in each training step (N_MC).", within=WHOLE, group=TRAINING)
     class_weights: Literal["balanced"] | tuple[float, ...] | None = option(
         None,
-        "Weights of the classes in the likelihood term: numbers in their order; or balanced, with which all classes "
-        "count the same.",
+        "Weights of the classes: numbers in their order, or balanced, which makes all classes count the same.",
         within=Interval(0), default_text="1 each", example="balanced", group=TRAINING, since_version="0.1.0",
     )  # fmt: skip
     augment: tuple[Literal["auto", "none", "flip", "crop", "cutout", "mixup"], ...] = option(
         ("auto",),
-        "Change the training images in each step: flip left and right, crop moves them, cutout makes a square black, "
-        "mixup mixes pairs of images and labels; none.",
+        "Random changes of the training images: flip, crop (moves them), cutout (a black square), mixup (mixes pairs "
+        "of images and labels), auto or none.",
         default_text="auto: crop; flip colour images where a mirror does no harm",
         example="flip,crop", group=IMAGES, since_version="0.1.0", before=(),
     )  # fmt: skip
     crop: int | None = option(
-        None, "Pixels by which crop moves an image at most.", within=WHOLE, default_text="an eighth of its side",
+        None, "The most pixels by which crop moves an image.", within=WHOLE, default_text="an eighth of its side",
         example=4, group=IMAGES, since_version="0.1.0", before=4,
     )  # fmt: skip
     normalise: Literal["none", "standard"] = option(
-        "none", "Pixels: x / 255, or by mean and deviation of each channel, which are stored with the model.",
+        "none", "Pixels as x / 255 (none), or standardised by each channel's mean and deviation (standard).",
         group=IMAGES, since_version="0.1.0",
     )  # fmt: skip
     patience: int | None = option(
         None,
-        "Stop after this many epochs without a better MNLL of half of the hold-out, and keep the best state; the other "
+        "Stop after this many epochs without a better MNLL on half of the hold-out, and keep the best state. The other "
         "half is for calibration.",
         within=WHOLE, default_text="never", example=5, group=TRAINING, since_version="0.1.0",
     )  # fmt: skip
@@ -136,7 +133,7 @@ class Run:
         False, "Leave out image files that cannot be read, instead of stopping.", group=IMAGES, since_version="0.2.0"
     )
     calibration: bool | None = option(
-        None, "Fit a temperature on the hold-out at the end, where that makes its probabilities better.",
+        None, "Fit a temperature on the hold-out at the end, if it improves the probabilities.",
         default_text="yes; of the paper's methods only cnn-cal", example=True, group=TRAINING, since_version="0.2.0",
         before=False,
     )  # fmt: skip

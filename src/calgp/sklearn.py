@@ -224,7 +224,11 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
 
 
 def arranged(X: np.ndarray, image_shape: tuple[int, ...] | None, channels: str) -> np.ndarray:
-    """X as [N, C, H, W], channels where they were said or found to be."""
+    """X as [N, C, H, W], channels where they were said or found to be.
+
+    >>> arranged(np.zeros((7, 64)), (8, 8), "auto").shape
+    (7, 1, 8, 8)
+    """
     if channels not in ("auto", "first", "last"):
         raise ValueError(f"Invalid channels={channels!r}: must be first, last or auto.")
     if X.ndim == 2:

@@ -36,7 +36,12 @@ def track(folder: RunFolder, to: str, where: str, *, model: bool = False) -> str
 
 
 def parameters(folder: RunFolder) -> dict[str, Any]:
-    """What was trained on what, flat: method.depth, backbone.channels, source, seed …"""
+    """What was trained on what, flat: method.depth, backbone.channels, source, seed …
+
+    >>> from calgp.runs import shipped_run
+    >>> parameters(shipped_run())["source"]
+    'digits'
+    """
     card = folder.card()
     flat: dict[str, Any] = {"label": card.label, "network": card.network, "train_images": card.train_images}
     for name, value in to_json(card.run).items():
@@ -45,7 +50,12 @@ def parameters(folder: RunFolder) -> dict[str, Any]:
 
 
 def logged(records: list[LogRecord]) -> Iterator[Scalar]:
-    """The numbers of log.jsonl: train/nll, train/kl, holdout/err …"""
+    """The numbers of log.jsonl: train/nll, train/kl, holdout/err …
+
+    >>> from calgp.runs import shipped_run
+    >>> sorted({name for name, _, _ in logged(shipped_run().log())})[:2]
+    ['holdout/brier', 'holdout/confidence']
+    """
     for record in records:
         for name, value in vars(record).items():
             if name not in ("kind", "step", "n") and isinstance(value, int | float):

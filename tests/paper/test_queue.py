@@ -106,6 +106,7 @@ def finished(tmp_path_factory):
     assert before is None
 
 
+@pytest.mark.slow
 def test_everything_is_tuned_run_and_kept(finished):
     folder, failures, seen = finished
     assert failures == {}
@@ -120,6 +121,7 @@ def test_everything_is_tuned_run_and_kept(finished):
     assert (seen[-1].done, seen[-1].jobs) == (7, 7) and seen[-1].work == pytest.approx(seen[-1].whole)
 
 
+@pytest.mark.slow
 def test_runs_have_the_options_that_their_tuning_found(finished):
     folder, _, _ = finished
     logs = sorted((folder / "results" / "tuning" / "tiny").rglob("*.json"))
@@ -140,12 +142,14 @@ def test_runs_have_the_options_that_their_tuning_found(finished):
     assert len(budgets) == 1  # every method had the same
 
 
+@pytest.mark.slow
 def test_nothing_that_is_kept_names_a_place_of_this_machine(finished):
     folder, _, _ = finished
     for file in (folder / "results").rglob("*.json*"):
         assert str(folder) not in file.read_text()
 
 
+@pytest.mark.slow
 def test_a_second_call_does_nothing(finished):
     folder, _, _ = finished
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
@@ -153,6 +157,7 @@ def test_a_second_call_does_nothing(finished):
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.slow
 def test_results_that_were_not_kept_are_kept_and_not_trained_again(finished, tmp_path):
     folder, _, _ = finished
     where = replace(places(folder), results=(tmp_path,), keep=tmp_path)
@@ -162,6 +167,7 @@ def test_results_that_were_not_kept_are_kept_and_not_trained_again(finished, tmp
     assert {file: file.stat().st_mtime_ns for file in (folder / "runs").rglob("model.safetensors")} == models
 
 
+@pytest.mark.slow
 def test_runs_whose_options_have_changed_are_stale_and_stay(finished):
     folder, _, _ = finished
     plan = make_plan(["fig4"], tiny(), [folder / "results"])
@@ -215,6 +221,7 @@ def test_a_task_that_fails_is_named_and_the_others_go_on(scale, tmp_path):
     assert len(list((where.keep / "tiny").glob("*/run.json"))) == 3  # what does not need that tuning is done
 
 
+@pytest.mark.slow
 def test_json_of_a_log_is_small(finished):
     folder, _, _ = finished
     log = next((folder / "results" / "tuning").rglob("*.json"))

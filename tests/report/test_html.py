@@ -93,7 +93,14 @@ def test_a_page_is_the_same_every_time(runs, tmp_path: Path) -> None:
 
 def test_one_run_is_reported_in_full(single: Page, runs) -> None:
     card = runs[0].card()
-    for word in ("cnn-gp-sorf", "On digits", "Outside: letters", "Most uncertain", "Confidently wrong", "Training"):
+    for word in (
+        "cnn-gp-sorf",
+        "On digits",
+        "Out of distribution: letters",
+        "Most uncertain",
+        "Confidently wrong",
+        "Training",
+    ):
         assert word in single.text
     assert "Comparison" not in single.text
     for name in ("ERR", "MNLL", "ECE", "BRIER", "MCE", "Entropy", "AUROC", "FPR95", "Guo et al.", "Classwise"):
@@ -187,7 +194,7 @@ def test_outside_alone_says_what_is_missing(copied: RunFolder, tmp_path: Path) -
     path = copied.path / "scores-letters.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"ood": None}))
     page = reported([copied], tmp_path / "report.html")
-    assert "has not been evaluated on images of its own classes" in page.text and "Rightly uncertain" in page.text
+    assert "has not been evaluated on images of its own classes" in page.text and "the model notices these" in page.text
 
 
 def test_a_run_without_evaluations_is_refused(copied: RunFolder, tmp_path: Path) -> None:

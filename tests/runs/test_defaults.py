@@ -41,12 +41,12 @@ def test_everything_that_is_open_is_decided_by_the_images():
     run, data = from_json({}), TrainingData.cut(DIGITS, from_json({}))
     found = resolved(run, data)
     assert (found.backbone, found.holdout, found.augment, found.crop) == (LeNet(), 0.1, ("crop",), 3)
-    assert (found.steps, found.epochs, found.calibration) == (900, None, True)
+    assert (found.steps, found.epochs, found.calibration) == (1350, None, True)
     assert resolved(found, data) == found
     colours = TrainingData.cut(coloured(40), run)
     found = resolved(run, colours)
     assert (found.backbone, found.holdout, found.augment, found.crop) == (Compact(), 0.0, ("crop",), 4)
-    assert (found.steps, found.calibration) == (600, False)
+    assert (found.steps, found.calibration) == (1000, False)
     assert resolved(from_json({"augment": ["flip"]}), colours).backbone == Compact(mirror=True)
     assert resolved(run, TrainingData.cut(coloured(8, side=16), run)).augment == ("crop",)
     assert resolved(run, TrainingData.cut(coloured(8, side=15), run)).augment == ()
@@ -67,8 +67,8 @@ def test_auto_and_none_stand_alone(words):
         from_json({"augment": words})
 
 
-@pytest.mark.parametrize(("n", "steps"), [(100, 600), (3000, 600), (10_000, 2000), (50_000, 10_000), (10**6, 20_000)])
-def test_steps_are_20_epochs_within_limits(n, steps):
+@pytest.mark.parametrize(("n", "steps"), [(100, 1000), (3000, 1000), (10_000, 3000), (50_000, 15_000), (10**6, 20_000)])
+def test_steps_are_30_epochs_within_limits(n, steps):
     assert from_json({}).total_steps(n) == steps
 
 

@@ -1,10 +1,13 @@
 """The command line: flags in, tables and files out. Each command hands over to a room at once."""
 
+import inspect
 import io
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from calgp._version import __version__
 from calgp.cli.catalog import backbones, methods, shard, sources
@@ -31,13 +34,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-COMMANDS = (  # in the order of `calgp --help`
-    train, evaluate, predict, calibrate, decide, ensemble, verify, compare,
-    embed, fit, classify, judge, report, export, pack, unpack, track, serve, reproduce, sweep, tune, methods, backbones,
-    sources, shard, demo,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command()(command)
+COMMANDS = {  # in the order of `calgp --help`
+    "Start": (demo, train, evaluate, report, predict),
+    "Trust": (calibrate, decide, ensemble, verify, judge),
+    "Pretrained networks": (embed, fit, classify),
+    "Deploy and share": (serve, export, pack, unpack, track),
+    "Experiments": (compare, sweep, tune, reproduce),
+    "What there is": (methods, backbones, sources, shard),
+}
+
+
+def help_text(command: Callable[..., Any]) -> str:
+    """A docstring as typer shows it: paragraphs fill the width of the terminal, and [brackets] are no styles."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return escape("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
+
+
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(help=help_text(command), rich_help_panel=panel)(command)
 
 
 def main() -> None:

@@ -16,7 +16,9 @@ from calgp.run import default_name
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", show_default="list all")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show the options of this one.", show_default="list all")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the methods, one line each; or the options of one, for --set method.NAME=VALUE, with their defaults.
@@ -32,7 +34,9 @@ def methods(
 
 
 def backbones(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", show_default="list all")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show the options of this one.", show_default="list all")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the networks, one line each; or the options of one, for --set backbone.NAME=VALUE, with their defaults.
@@ -91,9 +95,7 @@ def _list_or_show(
 
 
 def sources(
-    download: Annotated[
-        str | None, typer.Option(help="Fetch this set, where there is a network.", show_default="list the sets")
-    ] = None,
+    download: Annotated[str | None, typer.Option(help="Download this set.", show_default="list the sets")] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -130,7 +132,9 @@ def sources(
 
 
 def shard(
-    folder: Annotated[Path, typer.Argument(help="Pictures: FOLDER/class/…, or below FOLDER/train and FOLDER/test.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Images in FOLDER/class/…, or below FOLDER/train and FOLDER/test.")
+    ],
     target: Annotated[Path, typer.Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
     images_per_shard: Annotated[int, typer.Option(help="How many images a tar file holds.")] = 10_000,
 ) -> None:

@@ -46,7 +46,7 @@ Values = tuple[float, float, float]  # a score and the ends of its interval
 
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Of both trainings.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of both trainings.")] = 0,
     threads: ThreadsOption = None,
 ) -> None:
     """Train CNN+GP(SORF) and a plain CNN on 5,000 digits, compare them on 8,000 others and on letters, write a report.

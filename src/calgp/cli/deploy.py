@@ -52,7 +52,7 @@ def export(
     ] = None,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
     uncalibrated: UncalibratedOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,7 +102,7 @@ def serve(
         str | None, typer.Argument(metavar="RUN", help="A run folder, or `shipped`.", show_default="with --demo")
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the run that comes with the package.")] = False,
-    host: Annotated[str, typer.Option(help="The address to listen on; this machine alone unless given.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to listen on; only this machine unless given.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     token_file: Annotated[
         Path | None,
@@ -110,7 +110,7 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name by which clients may call the server, such as that of a proxy.", show_default="none"),
+        typer.Option(help="A host name that clients may use, such as the proxy's.", show_default="none"),
     ] = None,
     limit: Annotated[
         list[str] | None,

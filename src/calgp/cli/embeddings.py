@@ -33,7 +33,7 @@ WeightsOption = Annotated[
 ]
 FeaturesOption = Annotated[
     str | None,
-    typer.Option(help="The module whose output are the features.", show_default="what enters the last layer"),
+    typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
 ]
 WorkersOption = Annotated[
     int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
@@ -45,10 +45,12 @@ def embed(
     source: Annotated[str, typer.Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
     folder: Annotated[Path, typer.Option("--out", help="The folder of embeddings.")],
     weights: WeightsOption = None,
-    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="The images to take.")] = "all",
+    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="Which images.")] = "all",
     features: FeaturesOption = None,
     batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
-    rows_per_shard: Annotated[int, typer.Option(help="Images a file; an interruption loses one file at most.")] = 1000,
+    rows_per_shard: Annotated[
+        int, typer.Option(help="Images in each file; an interruption loses at most one file.")
+    ] = 1000,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out damaged images.")] = False,
     data: DataOption = None,
     device: DeviceOption = "auto",
@@ -90,6 +92,7 @@ def fit(
     embeddings: Annotated[
         Path | None,
         typer.Argument(
+            metavar="EMBEDDINGS",
             help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
             "folder to make.",
             show_default="with --network, OUT-embeddings",
@@ -97,7 +100,7 @@ def fit(
     ] = None,
     test: Annotated[
         Path | None,
-        typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows, left out while it is tested"),
+        typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows"),
     ] = None,
     holdout: Annotated[
         float, typer.Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
@@ -114,7 +117,7 @@ def fit(
     weights: Annotated[
         str | None, typer.Option(help="Weights for --network.", show_default="as of `calgp embed`")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the rows that are left out.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the test rows.")] = 0,
     data: DataOption = None,
     threads: ThreadsOption = None,
 ) -> None:
@@ -193,11 +196,11 @@ def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list
 
 
 def classify(
-    model: Annotated[Path, typer.Argument(help="What `calgp fit` has written.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
-    network: Annotated[str, typer.Option(help="The network of the embeddings, as `calgp embed` had it.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The file that `calgp fit` wrote.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
+    network: Annotated[str, typer.Option(help="The network that made the embeddings, as for `calgp embed`.")],
     weights: Annotated[
-        str | None, typer.Option(help="Its file of weights.", show_default="as of `calgp embed`")
+        str | None, typer.Option(help="Its file of weights.", show_default="as for `calgp embed`")
     ] = None,
     features: FeaturesOption = None,
     csv: Annotated[

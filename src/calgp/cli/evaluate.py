@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 CorruptOption = Annotated[
     str | None,
     typer.Option(
-        metavar="KIND[:SEVERITY]", help="Corrupt the images: noise:3; noise is 1 to 5 in turn.", show_default="none"
+        metavar="KIND[:SEVERITY]",
+        help="Corrupt the images first: noise:3, or noise for all five severities.",
+        show_default="none",
     ),
 ]
 ErrorOption = Annotated[
@@ -52,14 +54,14 @@ CoverageOption = Annotated[
 def evaluate(
     run: RunArgument,
     source: Annotated[str | None, typer.Option(help="Test images of this set.", show_default="the run's own")] = None,
-    convert: Annotated[bool, typer.Option(help="Resize and recolour images of another form.")] = False,
+    convert: Annotated[bool, typer.Option(help="Resize and recolour images as the model needs them.")] = False,
     corrupt: CorruptOption = None,
-    corrupt_seed: Annotated[int, typer.Option(help="Of what is random in --corrupt.")] = 0,
-    by_class: Annotated[bool, typer.Option("--by-class", help="How each class fares, however many there are.")] = False,
+    corrupt_seed: Annotated[int, typer.Option(help="Seed of the corruption.")] = 0,
+    by_class: Annotated[bool, typer.Option("--by-class", help="Show the scores of every class.")] = False,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
     data: DataOption = None,
     device: DeviceOption = "auto",
     devices: DevicesOption = 1,
@@ -139,7 +141,7 @@ def _print_evaluations(evaluations: "list[Evaluation]", card: "Card", run: str, 
 
 def predict(
     run: RunArgument,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     csv: Annotated[
         Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
     ] = None,
@@ -147,7 +149,7 @@ def predict(
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
     device: DeviceOption = "auto",
     devices: DevicesOption = 1,
     threads: ThreadsOption = None,
@@ -192,7 +194,7 @@ def calibrate(
     ] = 1.0,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Of the masks, and of which images --share takes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks, and of the images that --share takes.")] = 0,
     data: DataOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
@@ -223,19 +225,21 @@ def calibrate(
 def decide(
     run: RunArgument,
     error: ErrorOption = None,
-    confidence: Annotated[float, typer.Option(help="That --error holds on new images.")] = 0.95,
-    empirical: Annotated[bool, typer.Option("--empirical", help="--error on the hold-out itself: no promise.")] = False,
+    confidence: Annotated[float, typer.Option(help="Probability that --error holds on new images.")] = 0.95,
+    empirical: Annotated[
+        bool, typer.Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
+    ] = False,
     score: ScoreOption = "confidence",
     coverage: CoverageOption = None,
     sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
-    by_class: Annotated[bool, typer.Option("--by-class", help="--coverage for each class by itself.")] = False,
+    by_class: Annotated[bool, typer.Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
     empty: Annotated[
-        bool, typer.Option("--empty", help="Leave empty sets empty; else they get the top class.")
+        bool, typer.Option("--empty", help="Leave empty sets empty, instead of adding the top class.")
     ] = False,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Of the masks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
     data: DataOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,

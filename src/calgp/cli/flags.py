@@ -14,6 +14,7 @@ from calgp.errors import CalgpError, path_error
 from calgp.options import Option, Text, find_option, options_of
 from calgp.run import Run, assign
 
+WIDEST = 14  # of what stands between an option and its help, for terminals of 80 columns
 MORE = "More options"
 Set = Annotated[
     list[str] | None,
@@ -93,7 +94,7 @@ def _flag(option: Option) -> Any:
         str | None,
         typer.Option(
             *option.flags,
-            metavar=option.metavar,
+            metavar=option.metavar if len(option.metavar) <= WIDEST else "<str>",  # the help has the words
             help=f"{escape(option.about.help)} [dim]{escape(f'[default: {shown}]')}[/]",
             rich_help_panel=option.about.group,
             show_default=False,

@@ -10,7 +10,8 @@ from calgp.cli.shared import JsonOption, check_sampling, err, out
 from calgp.errors import CalgpError
 
 FilesArgument = Annotated[
-    list[Path], typer.Argument(help="One or two files: .npz or .csv with probabilities or logits, and labels.")
+    list[Path],
+    typer.Argument(metavar="FILE...", help="One or two files: .npz or .csv with probabilities or logits, and labels."),
 ]
 KindOption = Annotated[
     Literal["probs", "log_probs", "logits"] | None,
@@ -30,7 +31,7 @@ def judge(
     kind: KindOption = None,
     calibrate: CalibrateOption = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with diagrams, too.", show_default="none")] = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap, and of the half.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the random half.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Score predictions that were made anywhere: no model and no images are needed.

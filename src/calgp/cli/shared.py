@@ -30,7 +30,7 @@ PassesOption = Annotated[
     typer.Option(
         "--passes",
         "-S",
-        help="Of the network, a sample each.",
+        help="Forward passes, one sample each.",
         show_default="1 where the last layer is integrated, else 50",
     ),
 ]
@@ -45,19 +45,19 @@ EscapeOption = Annotated[
     bool,
     typer.Option(help="Put ' in front of text that a spreadsheet would run as a formula (= + - @)."),
 ]
-UncalibratedOption = Annotated[
-    bool, typer.Option("--uncalibrated", help="The probabilities as trained, though the run has been calibrated.")
-]
+UncalibratedOption = Annotated[bool, typer.Option("--uncalibrated", help="Use the probabilities before calibration.")]
 JobsOption = Annotated[
     int | None,
-    typer.Option(help="Runs at a time, in processes of one thread each.", show_default="1; with Ray one a core"),
+    typer.Option(
+        help="Runs at the same time, each in a process of one thread.", show_default="1; with Ray one for each core"
+    ),
 ]
 EngineOption = Annotated[str, typer.Option(help="Where runs are made: local, or ray (pip install calgp\\[ray]).")]
 AddressOption = Annotated[
     str | None,
-    typer.Option(help="Of a Ray cluster, such as auto or HOST:6379.", show_default="one is started here"),
+    typer.Option(help="Address of a Ray cluster, such as auto or HOST:6379.", show_default="one is started here"),
 ]
-GpusOption = Annotated[float, typer.Option(help="What a run asks of a Ray cluster: 1, or 0.25 for a quarter.")]
+GpusOption = Annotated[float, typer.Option(help="GPUs for each run on a Ray cluster; 0.25 is a quarter.")]
 
 
 def check_run(name: str) -> str:

@@ -39,10 +39,12 @@ RandomOption = Annotated[
     typer.Option(help="Draw this many settings instead of all combinations.", show_default="all combinations"),
 ]
 DrawSeedOption = Annotated[
-    int | None, typer.Option(help="Of --random; more draws begin with the same ones.", show_default="0")
+    int | None, typer.Option(help="Seed of --random; more draws begin with the same ones.", show_default="0")
 ]
-SeedsOption = Annotated[str | None, typer.Option(help="Of the runs of each setting: 0,1,2.", show_default="0")]
-SamplesOption = Annotated[int | None, typer.Option("--samples", "-S", help="Draws of the masks.", show_default="50")]
+SeedsOption = Annotated[str | None, typer.Option(help="Seeds of each setting, such as 0,1,2.", show_default="0")]
+SamplesOption = Annotated[
+    int | None, typer.Option("--samples", "-S", help="Samples for each prediction.", show_default="50")
+]
 EvaluateOption = Annotated[
     bool, typer.Option("--evaluate", help="Score the test images, too; nothing is chosen by them.")
 ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
 ]
-ResumeOption = Annotated[Path | None, typer.Option(help="Go on with an interrupted run folder.", show_default="none")]
+ResumeOption = Annotated[Path | None, typer.Option(help="Continue an interrupted run folder.", show_default="none")]
 ContinueOption = Annotated[
     bool, typer.Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
 ]
@@ -39,7 +39,7 @@ TensorboardOption = Annotated[
 PrecisionOption = Annotated[
     str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …", show_default="32-true; as begun")
 ]
-AccumulateOption = Annotated[int, typer.Option(help="Parts of a batch, one after the other, to need less memory.")]
+AccumulateOption = Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")]
 WorkersOption = Annotated[
     int | None,
     typer.Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2"),

@@ -51,7 +51,7 @@ def tune(
     steps: Annotated[int, typer.Option(help="Optimiser steps of the last, longest pilot of each method.")] = 2000,
     finalists: FinalistsOption = 1,
     folder: Annotated[Path, typer.Option("--out", help="Where logs, tables and pilots go.")] = Path("tuned"),
-    samples: Annotated[int, typer.Option("--samples", "-S", help="Draws of the masks for a score.")] = 20,
+    samples: Annotated[int, typer.Option("--samples", "-S", help="Samples for each prediction.")] = 20,
     jobs: JobsOption = None,
     engine: EngineOption = "local",
     address: AddressOption = None,

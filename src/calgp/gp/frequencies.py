@@ -23,7 +23,11 @@ SMALL = 2**12  # numbers that are divided in the time of a call
 
 
 class Fixed(Frequencies):
-    """Ω = Λ^-½ ε with ε drawn once, Eq. (17): ℓ can be learned through it."""
+    """Ω = Λ^-½ ε with ε drawn once, Eq. (17): ℓ can be learned through it.
+
+    >>> Fixed(torch.eye(2))(torch.tensor([[1.0, 2.0]]), torch.tensor([2.0]))
+    tensor([[0.5000, 1.0000]])
+    """
 
     def __init__(self, epsilon: Float[Tensor, "d n_rf"]) -> None:
         super().__init__()
@@ -42,6 +46,9 @@ class Sorf(Frequencies):
 
     d is padded with zeros to the next size d' of a Hadamard matrix (`padded_size`). Time O(N_RF log d), storage
     O(N_RF + d): neither Ω nor H exists, but for sizes so small that a product with Ω is faster.
+
+    >>> Sorf(5, 100)(torch.ones(2, 5), torch.ones(1)).shape
+    torch.Size([2, 100])
     """
 
     def __init__(self, d: int, n_rf: int, *, generator: Generator = None) -> None:
@@ -149,7 +156,11 @@ class Variational(Frequencies):
 
 
 def gaussian(d: int, n_rf: int, *, generator: Generator = None) -> Float[Tensor, "d n_rf"]:
-    """ε_ij ~ N(0, 1)."""
+    """ε_ij ~ N(0, 1).
+
+    >>> gaussian(3, 100).shape
+    torch.Size([3, 100])
+    """
     return torch.randn(d, n_rf, generator=generator)
 
 
@@ -157,6 +168,10 @@ def orthogonal(d: int, n_rf: int, *, generator: Generator = None) -> Float[Tenso
     """Orthogonal columns with the lengths of Gaussian ones, ε = Q S in blocks of d columns: unbiased, of less variance.
 
     Q is Haar-distributed (QR with the signs of R's diagonal taken out), S diagonal with χ_d entries.
+
+    >>> e = orthogonal(2, 2)
+    >>> abs((e[:, 0] @ e[:, 1]).item()) < 1e-5
+    True
     """
     blocks = []
     for _ in range(-(-n_rf // d)):

@@ -123,6 +123,9 @@ class Passes:
     count: passes of the network.
     engine: `samples`, each pass draws all that is random (the paper's Monte Carlo); `moments`, the weights of the last
         layer are integrated in closed form: in a single pass everything else is at its mean, in several it is drawn.
+
+    >>> Passes(50, "samples").count
+    50
     """
 
     count: int
@@ -298,6 +301,9 @@ def mixes_rows(model: nn.Module) -> bool:
     """Whether the prediction of an image depends on its batch: batch norm without running statistics.
 
     It then takes the moments of the batch, as the authors' code does at test time, with batches of 100.
+
+    >>> mixes_rows(nn.BatchNorm1d(2)), mixes_rows(nn.BatchNorm1d(2, track_running_stats=False))
+    (False, True)
     """
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in model.modules())
 

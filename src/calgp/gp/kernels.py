@@ -18,6 +18,9 @@ class Theta:
     outputs: an own θ for each of so many latent functions, instead of one for all; every result of the kernel then has
         an axis of that size.
     learn: train what is identifiable of θ.
+
+    >>> RBF(16, Theta()).lengthscale.item()  # √16
+    4.0
     """
 
     lengthscale: float | None = None
@@ -96,6 +99,10 @@ class ArcCosine(Kernel):
 
     Order 1 is the paper's: its features are rectified linear units. It is homogeneous in c: with one ℓ only σ/ℓᵖ is
     identifiable, and with ARD the common scale of ℓ stands for σ; so `learn` trains σ, or ℓ under ARD.
+
+    >>> c = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    >>> ArcCosine(2, Theta(lengthscale=1.0)).covariance(c, c)[0]  # 1, and 1/π at a right angle
+    tensor([1.0000, 0.3183])
     """
 
     def __init__(self, d: int, theta: Theta = Theta(), *, order: int = 1) -> None:
@@ -143,7 +150,12 @@ class ArcCosine(Kernel):
 
 
 class RBF(Kernel):
-    """k = σ² exp(−½ (c − c')ᵀ Λ⁻¹ (c − c')), Eq. (11) with the ½ that its own p(ω) = N(0, Λ⁻¹) implies."""
+    """k = σ² exp(−½ (c − c')ᵀ Λ⁻¹ (c − c')), Eq. (11) with the ½ that its own p(ω) = N(0, Λ⁻¹) implies.
+
+    >>> c = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    >>> RBF(2, Theta(lengthscale=1.0)).covariance(c, c)[0]  # 1, and exp(−1/2)
+    tensor([1.0000, 0.6065])
+    """
 
     def identifiable(self, *, ard: bool) -> tuple[bool, bool]:
         return True, True

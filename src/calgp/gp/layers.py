@@ -155,7 +155,11 @@ class DeepGP(nn.Module):
 
 
 def make_kernel(name: str, d: int, theta: Theta) -> Kernel:
-    """A kernel by name."""
+    """A kernel by name.
+
+    >>> make_kernel("arc-cosine-1", 16, Theta()).order
+    1
+    """
     if name == "rbf":
         return RBF(d, theta)
     if name in KERNELS:

@@ -18,6 +18,9 @@ class Latent(NamedTuple):
 
     A network with masks: S points; without: one; a sparse GP: one Gaussian; a sparse GP on a masked network: S of them;
     a masked network whose last layer is integrated: S Gaussians with a covariance over classes.
+
+    >>> Latent(torch.zeros(5, 2, 3)).is_points  # five samples of two images and three classes
+    True
     """
 
     mean: Float[Tensor, "S N Q"]
@@ -166,6 +169,10 @@ class Likelihood(nn.Module, ABC):
 class Softmax(Likelihood):
     """p(y = q | f) = exp f_q / Σ exp f. A Gaussian f is integrated by `draws` draws, which cost no network pass.
 
+    >>> f = torch.tensor([[[0.0, 0.0]]])  # one sample of one image: [S, N, Q]
+    >>> Softmax().log_probs(Latent(f)).exp()
+    tensor([[[0.5000, 0.5000]]])
+
     Args:
         draws: of each Gaussian.
         alpha: which bound `expected_log_prob` gives: L_α = (1/α) log E_q[p(y | f)^α] (Li & Gal 2017). α → 0 is
@@ -219,6 +226,10 @@ class RobustMax(Likelihood):
     limit of small equal variances (ties share), and pass no gradient. Given f the label is all but certain:
     `log_probs` integrates each component, and what `Predictive` calls epistemic is only what the components differ in.
 
+    >>> f = Latent(torch.tensor([[[3.0, 0.0, 0.0]]]))
+    >>> RobustMax(epsilon=0.1).log_probs(f).exp()
+    tensor([[[0.9000, 0.0500, 0.0500]]])
+
     Args:
         epsilon: ε, the share of labels that may be wrong.
         nodes: of the quadrature. 20 are right to 1e-3 where the deviations of f_q are within a factor of 3.
@@ -269,6 +280,9 @@ class Gaussian(Likelihood):
 
     `y` is [N, Q], or [N] for one function. There are no classes, so `log_probs`, and with it `predict`, is refused:
     the moments of a prediction are those of the Latent, with σ² added to the variance.
+
+    >>> Gaussian(variance=4.0).variance.item()
+    4.0
     """
 
     def __init__(self, variance: float = 1.0) -> None:

@@ -25,6 +25,9 @@ class Masking(Posterior):
         channel and example (an independent W for each example); `shared`, one W for the whole batch (the paper's
         equation, a consistent function). On vectors `element` and `channel` are the same.
     inverted: W = diag(z/π) M' instead, so that E[W] = M': for networks whose weights were trained without masks.
+
+    >>> Masking(keep=0.9).keep, Masking().granularity
+    (0.9, 'element')
     """
 
     keep: float = 0.5
@@ -168,7 +171,11 @@ class Mask(Site):
 
 
 class MaskedLinear(Linear):
-    """h ↦ h W + b with W = diag(z) M, M of shape in × out: z switches inputs, which are rows of W."""
+    """h ↦ h W + b with W = diag(z) M, M of shape in × out: z switches inputs, which are rows of W.
+
+    >>> MaskedLinear(4, 3)(torch.ones(2, 4)).shape
+    torch.Size([2, 3])
+    """
 
     def __init__(
         self,
@@ -357,7 +364,11 @@ def same_convolution(
 
 
 def same_padding(h: Float[Tensor, "B C H W"], kernel_size: int, stride: int) -> Float[Tensor, "B C H2 W2"]:
-    """Zeros around the image such that windows give ceil(size / stride) outputs; the odd zero goes last."""
+    """Zeros around the image such that windows give ceil(size / stride) outputs; the odd zero goes last.
+
+    >>> same_padding(torch.ones(1, 1, 28, 28), 5, 1).shape
+    torch.Size([1, 1, 32, 32])
+    """
     pads = []
     for size in (h.shape[3], h.shape[2]):
         total = max((-(-size // stride) - 1) * stride + kernel_size - size, 0)

@@ -61,6 +61,12 @@ class SparseGP(Freezable, Generic[Chosen]):
     """Q functions given M inducing variables. A plain module: forward gives the moments of q(f), `kl` their cost.
 
     q(v) starts at the prior N(0, I), where the cost is 0.
+
+    >>> from calgp.gp import RBF
+    >>> process = SparseGP(InducingPoints(RBF(2), torch.randn(8, 2)), outputs=3)
+    >>> mean, variance = process(torch.randn(5, 2))
+    >>> mean.shape, variance.shape
+    (torch.Size([5, 3]), torch.Size([5, 3]))
     """
 
     def __init__(self, inducing: Chosen, outputs: int) -> None:

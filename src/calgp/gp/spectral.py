@@ -27,7 +27,11 @@ class SpectralBound(nn.Module):
 
 
 def spectral_norm(matrix: Float[Tensor, "a b"]) -> Float[Tensor, ""]:
-    """The largest singular value, by the smaller of the two Gram matrices."""
+    """The largest singular value, by the smaller of the two Gram matrices.
+
+    >>> spectral_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    tensor(4.)
+    """
     with torch.autocast(matrix.device.type, enabled=False):  # half precision has no eigenvalues
         matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
         gram = matrix @ matrix.mT if matrix.shape[0] <= matrix.shape[1] else matrix.mT @ matrix

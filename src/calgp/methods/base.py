@@ -13,7 +13,12 @@ from calgp.nets import Backbone, Task
 
 
 class Method(ABC):
-    """Options, and how to make a model of them. Subclasses are frozen dataclasses."""
+    """Options, and how to make a model of them. Subclasses are frozen dataclasses.
+
+    >>> from calgp import METHODS
+    >>> METHODS["cnn-gp-sorf"].integrate, METHODS["cnn-mcd"].integrate  # one pass; samples
+    (True, False)
+    """
 
     summary: ClassVar[str]
     uses_network: ClassVar[bool] = True  # whether the backbone is part of the model

@@ -23,7 +23,11 @@ from calgp.posthoc import calibration
 
 @dataclass(frozen=True)
 class Cnn(Method):
-    """CNN: a point estimate, trained by cross-entropy. CNN+CAL (Guo et al. 2017): calibrated at the end of training."""
+    """CNN: a point estimate, trained by cross-entropy. CNN+CAL (Guo et al. 2017): calibrated at the end of training.
+
+    >>> Cnn(calibrator="temperature").in_one_line()
+    'CNN with fully connected layers, a point, and a temperature'
+    """
 
     summary: ClassVar[str] = "CNN with fully connected layers, a point"
 
@@ -52,6 +56,9 @@ class CnnMcd(Method):
     It is predicted by 50 samples, as in the original. `predict(model, x, passes=1, engine="moments")` needs one pass:
     filters and hidden layers at the mean of their masks, the masks of the last layer integrated in closed form. With
     more passes filters and hidden layers are drawn in each.
+
+    >>> CnnMcd(keep=0.9).keep
+    0.9
     """
 
     summary: ClassVar[str] = "CNN with Monte Carlo dropout"

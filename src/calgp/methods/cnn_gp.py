@@ -19,7 +19,14 @@ from calgp.options import COUNT, Interval, option
 
 @dataclass(frozen=True)
 class CnnGp(RandomFeatures):
-    """Convolutional features, GP layers by random features, everything inferred by masks."""
+    """Convolutional features, GP layers by random features, everything inferred by masks.
+
+    >>> from calgp.gp import predict
+    >>> from calgp.nets import LeNet, Task
+    >>> model = CnnGp(frequencies="sorf", n_rf=64).build(Task(1, 28, 28, classes=10), LeNet(channels=(4, 8)))
+    >>> predict(model, torch.zeros(2, 1, 28, 28), passes=3).probs.shape
+    torch.Size([2, 10])
+    """
 
     summary: ClassVar[str] = "convolutional features, Gaussian process by random features, all inferred by masks"
 

@@ -45,6 +45,9 @@ class Gpdnn(Method):
     The Gaussian f is integrated by draws: random ones in each of 50 samples of the masks, or, by
     `predict(model, x, passes=1, engine="moments")`, 256 quasi-random ones after one pass with filters at the mean of
     their masks. Without masks the network is computed once in any case, and `engine="moments"` is more exact.
+
+    >>> Gpdnn(inducing=100).inducing
+    100
     """
 
     summary: ClassVar[str] = "CNN+sparse GP on inducing points"

@@ -31,7 +31,11 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class CnnLaplace(Method):
-    """Convolutional features and random features at their mode; after training, Laplace's Gaussian over W."""
+    """Convolutional features and random features at their mode; after training, Laplace's Gaussian over W.
+
+    >>> CnnLaplace(kernel="rbf", predictive="mean-field").covariance
+    'gaussian'
+    """
 
     summary: ClassVar[str] = "CNN+GP, Laplace's Gaussian over W in a single pass"
     is_calibrated: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -19,7 +19,11 @@ HIDDEN = "Widths of the fully connected layers with which the methods without a 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learned: images of this shape into so many classes."""
+    """What is to be learned: images of this shape into so many classes.
+
+    >>> Task(channels=1, height=28, width=28, classes=10).classes
+    10
+    """
 
     channels: int
     height: int

@@ -30,6 +30,10 @@ class Compact(Backbone):
     The whitening is computed from training images at the start and is not trained. Each stage halves the image. Images
     of 64 pixels and more are brought to about 32: their patches do not overlap, and as many further stages of one
     convolution as it takes come first.
+
+    >>> from calgp.gp import Masking
+    >>> Compact(widths=(8, 16)).build(Task(3, 32, 32, classes=10), Masking()).out_features
+    16
     """
 
     summary: ClassVar[str] = "fast network for colour images: whitened patches, batch norm"

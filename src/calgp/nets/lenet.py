@@ -16,7 +16,12 @@ from calgp.options import COUNT, POSITIVE, Interval, check_options, option
 
 @dataclass(frozen=True)
 class LeNet(Backbone):
-    """Convolutions of 5 × 5, each with ReLU and pooling; images are padded to 32 × 32 if they are smaller."""
+    """Convolutions of 5 × 5, each with ReLU and pooling; images are padded to 32 × 32 if they are smaller.
+
+    >>> from calgp.gp import Masking
+    >>> LeNet().build(Task(1, 28, 28, classes=10), Masking()).out_features
+    4096
+    """
 
     summary: ClassVar[str] = "convolutions of 5 × 5 with pooling, table 1"
 

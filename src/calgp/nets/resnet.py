@@ -19,6 +19,10 @@ class ResNet(Backbone):
     """A pre-activation residual network for small images: three stages of `n` blocks, 6n + 1 convolutions, 64 features.
 
     With `batch_moments`, as in the authors' code, what is predicted for an image depends on the images beside it.
+
+    >>> from calgp.gp import Masking
+    >>> ResNet(n=1).build(Task(3, 32, 32, classes=10), Masking()).out_features
+    64
     """
 
     summary: ClassVar[str] = "residual network for small images, table 1"

@@ -223,7 +223,11 @@ EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (*_EVERY, _SHI
 
 
 def chosen(name: str) -> list[Experiment]:
-    """An experiment by its name, or all of them."""
+    """An experiment by its name, or all of them.
+
+    >>> [each.name for each in chosen("fig2")]
+    ['fig2']
+    """
     if name == "all":
         return list(EXPERIMENTS.values())
     if name not in EXPERIMENTS:

@@ -229,15 +229,15 @@ def training(log: Sequence[LogRecord]) -> str:
         heights = [2.2, *([1.3] if kl else []), *([1.3] if held else []), 0.7]
         figure = canvas(WIDTH, 95 + 62 * sum(heights))
         panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
-        _curve(panels[0], steps, "nll", PALETTE[0], "nats a datum", label="training −log p(y)")
+        _curve(panels[0], steps, "nll", PALETTE[0], "nats per image", label="training −log p(y)")
         if kl:
             _curve(panels[1], steps, "kl", PALETTE[2], "KL / n")
         if held:
-            _curve(panels[0], held, "mnll", PALETTE[5], "nats a datum", label="hold-out MNLL", marker="o")
+            _curve(panels[0], held, "mnll", PALETTE[5], "nats per image", label="hold-out MNLL", marker="o")
             _curve(panels[-2], held, "err", PALETTE[5], "hold-out ERR", marker="o")
             panels[-2].yaxis.set_major_formatter(PERCENT)
             panels[-2].set_ylim(bottom=0)
-        _curve(panels[-1], steps, "rate", INK, "rate", alpha=0.45)
+        _curve(panels[-1], steps, "rate", INK, "learning\nrate", alpha=0.45)
         panels[-1].set_ylim(bottom=0)
         panels[-1].yaxis.set_major_locator(MaxNLocator(1))
         panels[-1].set_xlabel("step")

@@ -56,10 +56,10 @@ def galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ..
 def outside_galleries(images: Images, columns: dict[str, Tensor], classes: tuple[str, ...]) -> list[Gallery]:
     """Images of other classes: uncertainty is the right answer, certainty is not."""
     found = [
-        ("Most uncertain", "Rightly uncertain.", by_entropy(columns)),
+        ("Most uncertain", "The highest entropy: the model notices these.", by_entropy(columns)),
         (
             "Least uncertain",
-            "Taken for something known: what uncertainty would miss.",
+            "The lowest entropy: the model takes these for its own classes.",
             by_entropy(columns, descending=False),
         ),
     ]

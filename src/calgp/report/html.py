@@ -21,6 +21,13 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
 
     Several runs are compared first, each metric on the test images of the run's own source. A run that was evaluated
     calibrated and as it was trained is shown twice, side by side.
+
+    >>> import tempfile
+    >>> from calgp.runs import shipped_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = write_report([shipped_run()], Path(folder) / "report.html")
+    ...     "Reliability" in page.read_text(encoding="utf-8")
+    True
     """
     if not folders:
         raise CalgpError("A report needs at least one run folder, such as runs/mnist.")

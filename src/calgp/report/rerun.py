@@ -9,7 +9,7 @@ from typing import Any
 from calgp.gp import Passes
 from calgp.runs.card import Card
 from calgp.runs.description import to_json
-from calgp.runs.folder import RunFolder
+from calgp.runs.folder import RunFolder, shipped_run
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 
 from .words import count
@@ -17,7 +17,7 @@ from .words import count
 
 @dataclass(frozen=True)
 class Rerun:
-    """What the section "To run it again" shows."""
+    """What the section "Reproduce it" shows."""
 
     command: str | None
     evaluations: list[str]
@@ -27,6 +27,10 @@ class Rerun:
     environment: list[tuple[str, str]]
     checksums: list[tuple[str, str]]
     holdout: str
+
+
+def _path(folder: RunFolder) -> str:
+    return "shipped" if folder.path == shipped_run().path else str(folder.path)
 
 
 def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
@@ -71,7 +75,7 @@ def _passes(how: Passes) -> list[str]:
 def _calibration_command(folder: RunFolder, by: Calibration) -> str:
     share = [] if by.share == 1 else ["--share", str(by.share)]
     options = ["--calibrator", by.calibrator, *share, *_passes(by.passes), "--seed", str(by.seed)]
-    return shlex.join(["calgp", "calibrate", str(folder.path), *options])
+    return shlex.join(["calgp", "calibrate", _path(folder), *options])
 
 
 def _decision_command(folder: RunFolder, made: FittedDecisions, calibrated: bool) -> str:
@@ -87,7 +91,7 @@ def _decision_command(folder: RunFolder, made: FittedDecisions, calibrated: bool
     if made.calibration is None and calibrated:
         options.append("--uncalibrated")
     options += [*_passes(made.passes), "--seed", str(made.seed)]
-    return shlex.join(["calgp", "decide", str(folder.path), *options])
+    return shlex.join(["calgp", "decide", _path(folder), *options])
 
 
 def _evaluation_command(folder: RunFolder, found: Evaluation, card: Card, calibrated: bool) -> str:
@@ -95,7 +99,7 @@ def _evaluation_command(folder: RunFolder, found: Evaluation, card: Card, calibr
     options = [*source, *_passes(found.passes), "--seed", str(found.seed)]
     if found.calibrator is None and calibrated:
         options.append("--uncalibrated")
-    return shlex.join(["calgp", "evaluate", str(folder.path), *options])
+    return shlex.join(["calgp", "evaluate", _path(folder), *options])
 
 
 def _flat(options: dict[str, Any], before: str = "") -> list[tuple[str, str]]:

@@ -66,7 +66,7 @@ def summary(scores: Scores, sure: tuple[int, float, float] | None) -> str:
     off = confidence - accuracy
     chance = 1.96 * math.sqrt(accuracy * (1 - accuracy) / scores.n)
     if abs(off) <= chance:
-        verdict = "no further apart than chance allows."
+        verdict = "the difference may be chance."
     else:
         verdict = f"it is {'over' if off > 0 else 'under'}-confident by {abs(100 * off):.1f} points."
     if sure is None:

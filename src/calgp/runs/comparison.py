@@ -33,6 +33,10 @@ def compare(folders: Sequence[RunFolder]) -> list[Row]:
     """Rows over run folders that have been evaluated on their own source, the lowest MNLL first.
 
     A run whose probabilities were scored calibrated and as they are has a row for each.
+
+    >>> from calgp.runs import shipped_run
+    >>> [(row.source, row.seeds) for row in compare([shipped_run()])]
+    [('digits', (0,))]
     """
     groups: dict[tuple[str, str, str, int, int], list[Result]] = {}
     for folder in folders:

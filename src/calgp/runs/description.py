@@ -13,7 +13,11 @@ Described = TypeVar("Described", Method, Backbone)
 
 
 def to_json(run: Run) -> dict[str, Any]:
-    """The run as plain data."""
+    """The run as plain data.
+
+    >>> to_json(from_json({"seed": 7, "backbone": "resnet"}))["seed"]
+    7
+    """
     data = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     return data | {name: _described(data[name]) for name in ("method", "backbone")}
 
@@ -32,6 +36,9 @@ def from_json(data: dict[str, Any]) -> Run:
     """The run of plain data (a run folder, a TOML file, the command line), checked.
 
     From Python, method and backbone may also be the objects themselves.
+
+    >>> from_json({"source": "mnist", "method": "cnn-mcd", "epochs": 3}).label
+    'cnn-mcd'
     """
     if not isinstance(data, dict):
         raise CalgpError(f"Invalid run={short_repr(data)}: must be a table of options.")

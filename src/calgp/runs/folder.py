@@ -56,6 +56,10 @@ class RunFolder:
     An ensemble has no model of its own; its run.json names those of its members.
 
     With `writes` false nothing is ever written: so the other ranks of a run have the folder that rank 0 writes.
+
+    >>> folder = shipped_run()
+    >>> folder.card().run.source, folder.evaluation("letters").outside
+    ('digits', True)
     """
 
     def __init__(self, path: str | os.PathLike[str], *, writes: bool = True) -> None:
@@ -345,12 +349,20 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shipped_run() -> RunFolder:
-    """The small run that comes with the package: CNN+GP(SORF) on `digits`."""
+    """The small run that comes with the package: CNN+GP(SORF) on `digits`.
+
+    >>> shipped_run().card().classes[:3]
+    ('0', '1', '2')
+    """
     return RunFolder(Path(__file__).parent / "shipped")
 
 
 def open_folder(path: str | os.PathLike[str]) -> RunFolder:
-    """A run folder by its path; "shipped" is the one that comes with the package, unless there is such a folder."""
+    """A run folder by its path; "shipped" is the one that comes with the package, unless there is such a folder.
+
+    >>> open_folder("shipped").card().run.source, open_folder("runs/mine").name
+    ('digits', 'mine')
+    """
     return shipped_run() if str(path) == "shipped" and not Path(path).exists() else RunFolder(path)
 
 

@@ -17,6 +17,11 @@ class Prediction:
     abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
     decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
     outliers: which are beyond the threshold [N]; None where no score was fitted.
+
+    >>> import calgp
+    >>> p = calgp.load("shipped").predict(torch.zeros(2, 1, 28, 28))
+    >>> len(p.labels), p.probs.shape, p.entropy.shape
+    (2, torch.Size([2, 10]), torch.Size([2]))
     """
 
     names: tuple[str, ...] | None

@@ -165,7 +165,12 @@ def train(
 
 
 def new_folder(run: Run) -> RunFolder:
-    """A folder below runs/ that does not exist yet, named after the run."""
+    """A folder below runs/ that does not exist yet, named after the run.
+
+    >>> from calgp.runs import from_json
+    >>> new_folder(from_json({"source": "digits", "seed": 7})).name
+    'cnn-gp-sorf-digits-seed7'
+    """
     path = Path("runs") / slug(f"{run.label}-{run.source}-seed{run.seed}")
     names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
     return RunFolder(next(name for name in names if not name.exists()))

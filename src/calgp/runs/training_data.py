@@ -19,7 +19,13 @@ FEWEST = 500  # training images of which a tenth is held out unless the run says
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run trains on, what it keeps aside, and what tells it when to stop, if it may stop early (`patience`)."""
+    """What a run trains on, what it keeps aside, and what tells it when to stop, if it may stop early (`patience`).
+
+    >>> from calgp.runs import from_json
+    >>> data = TrainingData.of(from_json({"source": "digits", "train_size": 1000, "holdout": 0.1}), None)
+    >>> len(data.train), len(data.held_out)
+    (900, 100)
+    """
 
     train: Images
     held_out: Images | None
