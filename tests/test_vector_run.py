@@ -19,7 +19,7 @@ from calgp.embeddings.run import VectorRun, fit_folder, vector_images
 
 def call(*arguments):
     found = CliRunner().invoke(app, [str(each) for each in arguments])
-    return found.exit_code, found.output
+    return found.exit_code, found.output if found.exception is None else str(found.exception)
 
 
 def exported(folder, path):
@@ -73,8 +73,9 @@ def test_commands_calibrate_decide_evaluate_report_and_verify(files, run):
     assert plain["calibrator"] == "temperature" and plain["decisions"]["sets"]["covered"] > 0.8
     page = calgp.load(folder).report().read_text()
     assert "GPClassifier" in page and "450 embeddings of 64 numbers" in page
-    states = [check.state for check in calgp.load(folder).verify()]
-    assert states[0] == "not checked" and set(states[1:]) <= {"same bits"}
+    states = {check.what: check.state for check in calgp.load(folder).verify()}
+    assert states["training images"] == "not checked"
+    assert states[f"embeddings:{files / 'test.npz'}, temperature"] == "same bits"
 
 
 def test_rows_are_the_numbers_of_the_file_and_keep_their_labels(files):
@@ -90,11 +91,13 @@ def test_exported_vectors_give_the_probabilities_and_the_score_of_python(files, 
     onnxruntime = pytest.importorskip("onnxruntime")
     x = load_embeddings(files / "test.npz").X
     fit_folder(tmp_path / "run", files / "train.npz", files / "test.npz", holdout=0.25, seed=0, made_by=None)
-    assert max(exported(tmp_path / "run", tmp_path / "digits.onnx")["worst_difference"].values()) <= 1e-5
+    worst = exported(tmp_path / "run", tmp_path / "digits.onnx")["worst_difference"]
+    assert worst.pop("outlier_score") <= 0.02 and max(worst.values()) <= 1e-5
     session = onnxruntime.InferenceSession(str(tmp_path / "digits.onnx"), providers=["CPUExecutionProvider"])
     probs, score = session.run(["probabilities", "outlier_score"], {"embeddings": x})
     np.testing.assert_allclose(probs, run.classifier.predict_proba(x), atol=1e-5)
-    np.testing.assert_allclose(score, run.classifier.outlier_score(x), rtol=1e-5, atol=1e-5)
+    # a rank among 450 rows: rounding may move it by one, log(n + 1) − log(n) in the middle
+    np.testing.assert_allclose(score, run.classifier.outlier_score(x), atol=0.02)
     assert session.run(["probabilities"], {"embeddings": x[:1]})[0].shape == (1, 10)
 
 

@@ -113,13 +113,14 @@ def test_exported_it_gives_probabilities_and_the_outlier_score(folder, tmp_path)
     onnxruntime = pytest.importorskip("onnxruntime")
     run, path = calgp.load(folder), tmp_path / "mine.onnx"
     worst = exported(folder, path)["worst_difference"]
-    assert max(worst.values()) <= 1e-5 and "outlier_score" in worst
+    assert worst.pop("outlier_score") <= 0.02 and max(worst.values()) <= 1e-5
     x = load("digits", "test").pixels()[:40]
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     probs, score = session.run(["probabilities", "outlier_score"], {"images": x.numpy()})
     expected = run.predict(x)
     np.testing.assert_allclose(probs, expected.probs.numpy(), atol=1e-5)
-    np.testing.assert_allclose(score, expected.outlier_score.numpy(), rtol=1e-5, atol=1e-5)
+    # ranks among 125 images: rounding may move one, log(n + 1) − log(n) in the middle
+    np.testing.assert_allclose(score, expected.outlier_score.numpy(), atol=0.02)
 
 
 def test_served_it_answers_as_predict_does(folder):
@@ -129,7 +130,7 @@ def test_served_it_answers_as_predict_does(folder):
     run, x = calgp.load(folder), load("digits", "test").pixels()[0]
     pixels = (255 * x[0]).round().int().tolist()
     with testclient.TestClient(create_app(run), base_url="http://localhost") as client:
-        answer = client.post("/v1/predict", json={"images": [pixels]}).json()["predictions"][0]
+        answer = client.post("/v1/predict", json={"images": [{"grey": pixels}]}).json()["predictions"][0]
     expected = run.predict(x)
     assert answer["probabilities"] == pytest.approx(expected.probs[0].tolist(), abs=1e-6)
     assert answer["passes"] == "1 pass" and answer["conformal_set"] == expected.class_sets[0]

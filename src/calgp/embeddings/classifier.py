@@ -168,8 +168,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     def export(self, path: Path | str, *, score: str = "combined") -> "Exported":
         """Write an ONNX file that needs no calgp: `embeddings` [N, d] in, probabilities and an outlier score out.
 
-        It is run by ONNX Runtime after writing, and kept only if it agrees with `predict_proba` and `outlier_score`
-        to 1e-5 (of the score, to 1e-5 of its value).
+        It is run by ONNX Runtime after writing, and kept only if it agrees with Python to 1e-5; the `combined` score,
+        which counts the left-out rows beyond, to 0.02, since rounding may move it by one of them.
         """
         from calgp.embeddings.export import export_vectors  # all of calgp.runs, which nothing else here needs
 

@@ -224,7 +224,8 @@ def log_odds_variance(logits: Float[Tensor, "N Q"], covariance: Float[Tensor, "N
     rivals = p.scatter(1, top, 0)
     rivals = rivals / rivals.sum(1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
     direction = -rivals.scatter(1, top, -1)  # the gradient: 1 of ŷ, minus the shares of the others
-    return torch.einsum("nq,nqr,nr->n", direction, covariance, direction).clamp_min(0)
+    along = (covariance * direction.unsqueeze(1)).sum(2)  # no einsum: torch.export would fix the number of rows
+    return (direction * along).sum(1).clamp_min(0)
 
 
 @dataclass(frozen=True)

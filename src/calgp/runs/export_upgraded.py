@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from calgp.posthoc.outliers import OutlierScore
+from calgp.posthoc.outliers import Combined, OutlierScore
 from calgp.runs.export import PROGRAM, SUFFIXES, Exported, Target, _metadata, _probes, outputs_of, verified
 from calgp.runs.record import to_json
 from calgp.runs.upgraded import Kept, UpgradedClassifier
@@ -37,7 +37,7 @@ class DeployableUpgrade(nn.Module):
 
 
 def export_upgraded(run: UpgradedRun, path: Path | None, *, to: Target) -> Exported:
-    """Write it, and check that it gives what torch gives; the outlier score to 1e-5 of its value."""
+    """Write it, and check that it gives what torch gives."""
     card, fitted, how = run.card, run.upgraded.fitted, run.passes()
     path = run.folder.path / f"model{SUFFIXES.get(to, '')}" if path is None else path
     x = _probes(card.task)
@@ -54,7 +54,8 @@ def export_upgraded(run: UpgradedRun, path: Path | None, *, to: Target) -> Expor
     device = next(run.model.parameters()).device
     try:
         run.model.cpu()
-        data, worst = verified(DeployableUpgrade(run.upgraded).eval(), x, wanted, to=to, metadata=metadata)
+        module, ranked = DeployableUpgrade(run.upgraded).eval(), fitted.outlier == Combined.name
+        data, worst = verified(module, x, wanted, to=to, metadata=metadata, ranked=ranked)
     finally:
         run.model.to(device)
     program = path.with_name(f"{path.stem}_predict.py")
