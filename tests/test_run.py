@@ -24,7 +24,7 @@ def test_a_name_with_options_is_a_variant_of_the_ready_value():
 
 def test_the_label_names_what_differs():
     assert Run(METHODS["cnn-gp-sorf"], BACKBONES["lenet"]).label == "cnn-gp-sorf"
-    assert Run(CnnGp(frequencies="sorf", depth=3, keep_filters=0.8), BACKBONES["lenet"]).label == "cnn-gp-sorf depth=3"
+    assert Run(CnnGp(frequencies="sorf", depth=3, keep_filters=0.9), BACKBONES["lenet"]).label == "cnn-gp-sorf depth=3"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from calgp.methods.mean_field import MeanFieldGp
 from calgp.methods.svdkl import Svdkl
 
 METHODS: dict[str, Method] = {
-    "cnn-gp-rf": CnnGp(frequencies="variational", keep_filters=0.8),
-    "cnn-gp-sorf": CnnGp(frequencies="sorf", keep_filters=0.8),
-    "cnn-dgp": CnnGp(frequencies="sorf", depth=2, width=64, keep_filters=0.8),
+    "cnn-gp-rf": CnnGp(frequencies="variational", keep_filters=0.9),
+    "cnn-gp-sorf": CnnGp(frequencies="sorf", keep_filters=0.9),
+    "cnn-dgp": CnnGp(frequencies="sorf", depth=2, width=64, keep_filters=0.9),
     "cnn-gp-rf-paper": CnnGp(frequencies="variational", lengthscale=1.0, scale=None, integrate=False),
     "cnn-gp-sorf-paper": CnnGp(frequencies="sorf", lengthscale=1.0, scale=None, integrate=False),
     "cnn-gp-mf": MeanFieldGp(),
