@@ -133,7 +133,7 @@ def test_every_imported_package_is_declared():
     assert not missing
 
 
-PARTS = ("fast", "svdkl", "serve", "export", "tensorboard", "mlflow", "ray")  # extras of the library itself
+PARTS = ("fast", "svdkl", "serve", "export", "tensorboard", "mlflow", "ray", "parquet")  # extras of the library itself
 
 
 def normal(name: str) -> str:
