@@ -113,14 +113,15 @@ def test_exported_it_gives_probabilities_and_the_outlier_score(folder, tmp_path)
     onnxruntime = pytest.importorskip("onnxruntime")
     run, path = calgp.load(folder), tmp_path / "mine.onnx"
     worst = exported(folder, path)["worst_difference"]
-    assert worst.pop("outlier_score") <= 0.02 and max(worst.values()) <= 1e-5
+    assert worst.pop("outlier_score") <= run.upgraded.outlier.step and max(worst.values()) <= 1e-5
     x = load("digits", "test").pixels()[:40]
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     probs, score = session.run(["probabilities", "outlier_score"], {"images": x.numpy()})
     expected = run.predict(x)
     np.testing.assert_allclose(probs, expected.probs.numpy(), atol=1e-5)
-    # ranks among 125 images: rounding may move one, log(n + 1) − log(n) in the middle
-    np.testing.assert_allclose(score, expected.outlier_score.numpy(), atol=0.02)
+    # it counts images, some of which are these: rounding may move it by one; most are not moved
+    differences = abs(score - expected.outlier_score.numpy())
+    assert differences.max() <= run.upgraded.outlier.step and np.median(differences) < 1e-4
 
 
 def test_served_it_answers_as_predict_does(folder):

@@ -169,7 +169,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """Write an ONNX file that needs no calgp: `embeddings` [N, d] in, probabilities and an outlier score out.
 
         It is run by ONNX Runtime after writing, and kept only if it agrees with Python to 1e-5; the `combined` score,
-        which counts the left-out rows beyond, to 0.02, since rounding may move it by one of them.
+        which counts the left-out rows beyond, to one of them, since rounding may put a row before or behind it.
         """
         from calgp.embeddings.export import export_vectors  # all of calgp.runs, which nothing else here needs
 

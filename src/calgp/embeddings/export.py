@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from calgp._version import __version__
 from calgp.embeddings.prediction import draws
 from calgp.gp import Passes
-from calgp.posthoc.outliers import Combined, find
+from calgp.posthoc.outliers import find
 from calgp.runs.export import Exported, outputs_of, verified
 from calgp.runs.writing import wrap_os_errors, write_whole
 
@@ -52,8 +52,8 @@ def export_vectors(classifier: "GPClassifier", path: Path, score: str) -> Export
     }
     module = DeployableVectors(classifier, score).eval()
     wanted = {name: each.float() for name, each in expected.items()}
-    ranked = score == Combined.name
-    data, worst = verified(module, x, wanted, to="onnx", metadata=metadata, name="embeddings", ranked=ranked)
+    step = module.score.step
+    data, worst = verified(module, x, wanted, to="onnx", metadata=metadata, name="embeddings", step=step)
     with wrap_os_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data)

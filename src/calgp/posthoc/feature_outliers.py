@@ -49,9 +49,9 @@ class Density(OutlierScore):
         means /= count[:, None]
         covariance, fourth = torch.zeros(z.shape[1], z.shape[1], dtype=torch.float64), 0.0
         for part, labels in _pairs(z, y):
-            within = ((part.double() - centre) / scale - means[labels]).to(z.dtype)
-            covariance += within.mT @ within  # in the type of the features, then summed in double precision
-            fourth += within.square().sum(1).double().square().sum().item()
+            within = (part.double() - centre) / scale - means[labels]
+            covariance += within.mT @ within
+            fourth += within.square().sum(1).square().sum().item()
         covariance /= len(z)
         size = covariance.diagonal().mean()
         if shrinkage is None:
@@ -155,6 +155,12 @@ class Combined(Density):
         unsure = MaximumProbability().score(None, predictive).cpu()
         return surprise(self.unseen[0], unsure) + surprise(self.unseen[1], super().score(features))
 
+    @property
+    def step(self) -> float:
+        """A rank of both: an input may have the very score of an ordinary one."""
+        tail = _tail(self.unseen.shape[1])
+        return 2 * math.log((tail + 2) / (tail + 1))
+
     def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
         unsure = MaximumProbability().score(None, predictive)
         scores = torch.stack([unsure, super().elementary(features, predictive)])
@@ -173,10 +179,15 @@ def surprise(ordinary: Float[Tensor, "n"], scores: Float[Tensor, "N"]) -> Float[
     return _surprise(ordinary, scores, torch.searchsorted(ordinary, scores))
 
 
+def _tail(n: int) -> int:
+    """How many of n ordinary scores the tail is fitted to."""
+    return min(n - 1, max(n // 10, 5))
+
+
 def _surprise(ordinary: Tensor, scores: Tensor, below: Int[Tensor, "N"]) -> Tensor:
     """`below`: how many of the ordinary scores are lower than each."""
     n = len(ordinary)
-    tail = min(n - 1, max(n // 10, 5))
+    tail = _tail(n)
     start = ordinary[n - 1 - tail]
     mean = (ordinary[n - tail :] - start).mean() if tail else torch.ones_like(start)
     beyond = math.log((n + 1) / (tail + 2)) + (scores - start) / torch.where(mean > 0, mean, torch.ones_like(mean))

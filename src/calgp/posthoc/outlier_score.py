@@ -46,6 +46,11 @@ class OutlierScore(ABC):
         """`score` by operations that a file of another run time has, for any number of inputs at once: for exports."""
         return self.score(features, predictive)
 
+    @property
+    def step(self) -> float:
+        """How far rounding may move the score: 0, but for one that counts ordinary inputs."""
+        return 0.0
+
     def settings(self) -> dict[str, Any]:
         """The plain numbers, for JSON; with `tensors` it is all of the score."""
         return {key: value for key, value in vars(self).items() if not isinstance(value, Tensor)}

@@ -39,7 +39,6 @@ Target = Literal["onnx", "torch-export"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 OUTPUTS = ("probabilities", "entropy", "expected_entropy", "mutual_information", "spread")
 TOLERANCE = 1e-5  # of every output, between the file and torch
-RANK = 0.02  # of an outlier score that counts ordinary inputs beyond: a rank, where there are at least fifty
 METADATA = "calgp.json"  # the extra file of a torch.export archive
 OPSET = 18
 PROGRAM = Path(__file__).with_name("exported_program.py")
@@ -181,12 +180,11 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
 
 def verified(
     module: nn.Module, x: Tensor, expected: dict[str, Tensor], *, to: Target, metadata: dict[str, Any],
-    name: str = "images", ranked: bool = False,
+    name: str = "images", step: float = 0.0,
 ) -> tuple[bytes, dict[str, float]]:  # fmt: skip
     """The file of a module that takes `name`, and the largest differences of its outputs to what is expected for `x`.
 
-    A file that gives anything else is refused. If the outlier score is `ranked` among ordinary inputs, rounding may
-    move it by a rank.
+    A file that gives anything else is refused. `step`: how far rounding may move the outlier score beyond that.
     """
     if to not in get_args(Target):
         raise CalgpError(f"There is no export to {to!r}; there are {', '.join(get_args(Target))}.")
@@ -195,7 +193,7 @@ def verified(
         worst = _worst(run, x, expected)
     except Exception as error:
         raise CalgpError(f"The {to} file does not run: {_first(error)}; it was not kept.") from error
-    allowed = {name: RANK if ranked and name == "outlier_score" else TOLERANCE for name in worst}
+    allowed = {name: TOLERANCE + (step if name == "outlier_score" else 0) for name in worst}
     beyond = {name: each / allowed[name] if each == each else math.inf for name, each in worst.items()}
     output = max(beyond, key=lambda name: beyond[name])
     if beyond[output] > 1:

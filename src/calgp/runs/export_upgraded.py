@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from calgp.posthoc.outliers import Combined, OutlierScore
+from calgp.posthoc.outliers import OutlierScore
 from calgp.runs.export import PROGRAM, SUFFIXES, Exported, Target, _metadata, _probes, outputs_of, verified
 from calgp.runs.record import to_json
 from calgp.runs.upgraded import Kept, UpgradedClassifier
@@ -54,8 +54,8 @@ def export_upgraded(run: UpgradedRun, path: Path | None, *, to: Target) -> Expor
     device = next(run.model.parameters()).device
     try:
         run.model.cpu()
-        module, ranked = DeployableUpgrade(run.upgraded).eval(), fitted.outlier == Combined.name
-        data, worst = verified(module, x, wanted, to=to, metadata=metadata, ranked=ranked)
+        module, step = DeployableUpgrade(run.upgraded).eval(), run.upgraded.outlier.step
+        data, worst = verified(module, x, wanted, to=to, metadata=metadata, step=step)
     finally:
         run.model.to(device)
     program = path.with_name(f"{path.stem}_predict.py")
