@@ -93,7 +93,8 @@ class VectorRun(Classifier):
         images = vector_images(source, self.card.classes)
         vectors = self.card.vectors
         if source == self.card.run.source and vectors is not None and vectors.test is None:
-            images = split_rows(images, vectors, self.card.run.seed)[1]
+            test = split_rows(images, vectors, self.card.run.seed)[1]
+            images = images if test is None else test
         if images.x.shape[2] != self.card.task.height:
             raise CalgpError(
                 f"{source} has embeddings of {images.x.shape[2]} numbers, {self.folder.path} was fitted on "
@@ -156,7 +157,7 @@ def fit_folder(
         raise CalgpError(f"{train} has no labels; put X and y into one .npz file: np.savez(file, X=X, y=y).")
     classes = tuple(sorted({names[each] for each in np.unique(y)}))
     if len(classes) < 2:
-        raise CalgpError(f"{train} has only the class {classes[0]!r}; a classifier needs at least two.")
+        raise CalgpError(f"{train} has only the class {''.join(classes)!r}; a classifier needs at least two.")
     images = vector_images(SCHEME + str(train), classes)
     if images.x.shape[2] > LARGEST:
         raise CalgpError(f"A run folder takes embeddings of up to {LARGEST:,} numbers; use --out model.safetensors.")

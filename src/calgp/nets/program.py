@@ -149,7 +149,11 @@ def describe(
     x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
     module.to(next(last.network.parameters()).device)
     training = {each: each.training for each in last.network.modules()}
-    handle = last.layer.register_forward_hook(lambda layer, args, output: module.seen.extend((args[0], output)))
+
+    def see(layer: nn.Module, args: Any, output: Any) -> None:
+        module.seen.extend((args[0], output))
+
+    handle = last.layer.register_forward_hook(see)
     try:
         module.eval()
         with torch.no_grad(), warnings.catch_warnings():
@@ -199,7 +203,7 @@ def _described(traced: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
             args, kwargs = _plain(node.args, rename), _plain(dict(node.kwargs), rename)
             steps.append([node.name, _name(node.target), args, kwargs])
         elif node.op == "output":
-            outputs = [rename.get(each.name, each.name) for each in node.args[0]]
+            outputs = [str(rename.get(each.name, each.name)) for each in node.args[0]]
     if len(outputs) != 2:
         raise CalgpError("The network changes itself when it predicts; it cannot be written as a program.")
     return {"steps": steps, "outputs": outputs}, tensors

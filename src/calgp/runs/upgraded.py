@@ -84,8 +84,8 @@ class UpgradedEvaluation:
 class SeenNetwork(Protocol):
     """A network that gives features and logits: `LastLayer`, or a program (`calgp.nets.program`)."""
 
-    network: nn.Module
-
+    @property
+    def network(self) -> nn.Module: ...
     @property
     def name(self) -> str: ...
     @property
