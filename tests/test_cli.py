@@ -57,7 +57,7 @@ def cli_run(tmp_path_factory) -> Path:
     """A small run, trained and evaluated by the command line. Read only."""
     path = tmp_path_factory.mktemp("cli") / "run"
     for arguments in (
-        ["train", "--out", str(path), *SMALL, "--holdout", "0.1"],
+        ["train", "--out", str(path), *SMALL, "--holdout", "0.1", "--augment", "none"],
         ["evaluate", str(path), "-S", "4"],
         ["evaluate", str(path), "-S", "4", "--source", "letters"],
     ):

@@ -18,6 +18,7 @@ def mnist_run(data_dir, tmp_path_factory) -> RunFolder:
             "source": "mnist",
             "train_size": 2000,
             "steps": 150,
+            "augment": ["none"],
             "learning_rate": 6e-3,
             "schedule": "one-cycle",
         }

@@ -160,7 +160,7 @@ def test_a_calibrator_of_all_images_is_fitted_again_on_half_of_them(copy, fabric
     assert copy.calibration() == by_hand and active_decisions(copy) is not None
     assert (found.sets, found.selection, found.n) == (wanted.sets, wanted.selection, 20)
     assert "fitted again on half of it (20 images)" in found.warning
-    assert "fitted again" not in wanted.warning
+    assert "fitted again" not in (wanted.warning or "")
 
 
 def test_a_calibration_of_an_older_version_counts_as_one_on_all_images(copy, fabric):

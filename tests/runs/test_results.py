@@ -266,7 +266,7 @@ SHARED = {
 FILES = {
     "run.json": {
         "format", "run", "task", "classes", "train_images", "checksum", "holdout_rows", "environment", "members",
-        "class_weights",
+        "class_weights", "upgraded", "vectors",
     },
     "calibration.json": {
         "calibrator", "parameters", "n", "of", "share", "samples", "engine", "seed", "before", "after", "crossed",

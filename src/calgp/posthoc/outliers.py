@@ -82,6 +82,7 @@ class Threshold:
     def fit(cls, inside: Float[Tensor, "N"], *, false_alarm: float = 0.05) -> "Threshold":
         """Of scores of held-out inputs from inside the training distribution.
 
+        >>> import torch
         >>> Threshold.fit(torch.arange(1.0, 20.0), false_alarm=0.1)
         Threshold(false_alarm=0.1, threshold=18.0, n=19)
         """

@@ -194,9 +194,9 @@ def verified(
     except Exception as error:
         raise CalgpError(f"The {to} file does not run: {_first(error)}; it was not kept.") from error
     allowed = {name: TOLERANCE + (step if name == "outlier_score" else 0) for name in worst}
-    beyond = {name: each / allowed[name] if each == each else math.inf for name, each in worst.items()}
+    beyond = {name: each - allowed[name] if each == each else math.inf for name, each in worst.items()}
     output = max(beyond, key=lambda name: beyond[name])
-    if beyond[output] > 1:
+    if beyond[output] > 0:
         raise CalgpError(
             f"The {to} file gives another {output} than torch, by {worst[output]:.1e}, more than {allowed[output]:g}; "
             "it was not kept."
