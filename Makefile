@@ -75,7 +75,7 @@ attack: $(CHECKS)  ## attack the server with slow, silent, huge and vanishing cl
 test: $(CHECKS)  ## run the tests (README's test command)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests src --doctest-modules
 
-quick: $(CHECKS)  ## the tests that are not marked slow: every room, at most three minutes on two quiet cores
+quick: $(CHECKS)  ## the tests that are not marked slow: every room, about three minutes on two quiet cores
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" tests
 
 test-all: test  ## the tests, then a short form of every attack: about a quarter of an hour more

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from calgp import cli
 from calgp.data import load
+from folders import exported
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -107,13 +108,6 @@ def run_command(line):
     result = CliRunner().invoke(cli.app, words + SMALLER.get(name, []))
     assert result.exit_code == 0, (line, result.output, result.exception)
     return result.output
-
-
-def exported(*words):
-    """In a process of its own, as users export: torch's tracer is not to follow the tests' checks of types."""
-    done = subprocess.run([sys.executable, "-m", "calgp", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (words, done.stderr)
-    return done.stdout
 
 
 def follow(page, scope=None):

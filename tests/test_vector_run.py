@@ -1,8 +1,6 @@
 """Embeddings in run folders: evaluated, calibrated, decided on, reported and exported as images are."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,19 +13,12 @@ from calgp import CalgpError, GPClassifier
 from calgp.cli import app
 from calgp.embeddings import load_embeddings
 from calgp.embeddings.run import VectorRun, fit_folder, vector_images
+from folders import exported
 
 
 def call(*arguments):
     found = CliRunner().invoke(app, [str(each) for each in arguments])
     return found.exit_code, found.output if found.exception is None else str(found.exception)
-
-
-def exported(folder, path):
-    """In a process of its own, as users export: torch's tracer is not to follow the tests' checks of types."""
-    command = [sys.executable, "-m", "calgp", "export", str(folder), "--out", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +82,9 @@ def test_exported_vectors_give_the_probabilities_and_the_score_of_python(files, 
     onnxruntime = pytest.importorskip("onnxruntime")
     x = load_embeddings(files / "test.npz").X
     fit_folder(tmp_path / "run", files / "train.npz", files / "test.npz", holdout=0.25, seed=0, made_by=None)
-    worst = exported(tmp_path / "run", tmp_path / "digits.onnx")["worst_difference"]
+    worst = json.loads(exported("export", tmp_path / "run", "--out", tmp_path / "digits.onnx", "--json"))[
+        "worst_difference"
+    ]
     assert worst.pop("outlier_score") <= run.classifier.scores_["combined"].step and max(worst.values()) <= 1e-5
     session = onnxruntime.InferenceSession(str(tmp_path / "digits.onnx"), providers=["CPUExecutionProvider"])
     probs, score = session.run(["probabilities", "outlier_score"], {"embeddings": x})

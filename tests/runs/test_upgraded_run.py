@@ -1,8 +1,6 @@
 """An upgraded classifier in a run folder: a classifier like any other, read without pickle and without its code."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from calgp.nets.last_layer import LastLayer
 from calgp.nets.program import Program, describe
 from calgp.runs import RunFolder
 from calgp.runs.upgraded_run import UpgradedRun
+from folders import exported
 
 MEAN, STD = [0.1], [0.3]
 
@@ -50,14 +49,6 @@ def network():
         loss.backward()
         optimiser.step()
     return found.eval()
-
-
-def exported(folder, path):
-    """In a process of its own, as users export: torch's tracer is not to follow the tests' checks of types."""
-    command = [sys.executable, "-m", "calgp", "export", str(folder), "--out", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +103,7 @@ def test_commands_take_it_evaluate_report_predict_and_verify(folder, tmp_path):
 def test_exported_it_gives_probabilities_and_the_outlier_score(folder, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     run, path = calgp.load(folder), tmp_path / "mine.onnx"
-    worst = exported(folder, path)["worst_difference"]
+    worst = json.loads(exported("export", folder, "--out", path, "--json"))["worst_difference"]
     assert worst.pop("outlier_score") <= run.upgraded.outlier.step and max(worst.values()) <= 1e-5
     x = load("digits", "test").pixels()[:40]
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
