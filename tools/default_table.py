@@ -142,9 +142,10 @@ def write_table() -> None:
         "",
         "`python tools/default_table.py run WORK`, then `table`. Every method has the same network, steps and",
         "augmentation, chosen by the images. Mean over seeds; ± is half of the range over seeds, if there are several.",
-        "Scores of the whole test set. The ensemble has three plain networks, so three times the training.",
+        "Scores of the whole test set. The ensemble has three plain networks. Minutes are by the clock, beside other work.",
+        "What is not listed was not run.",
         "",
-        "| images | method | seeds | ERR | MNLL | ECE | minutes of a core |",
+        "| images | method | seeds | ERR | MNLL | ECE | minutes |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     ranks: dict[str, list[int]] = {method: [] for method in methods}
@@ -160,7 +161,9 @@ def write_table() -> None:
             shown = f"{minutes:.1f}" if minutes else ""
             lines.append(f"| {title} | {method} | {len(rows[method])} | {' | '.join(cells)} | {shown} |")
     complete = [f"{method} {sum(each) / len(each):.2f}" for method, each in ranks.items() if each]
-    lines += ["", f"Mean rank in MNLL over {len(ranks[DEFAULT])} sets: {', '.join(complete)}.", ""]
+    if complete:
+        lines += ["", f"Mean rank in MNLL over {len(ranks[DEFAULT])} sets: {', '.join(complete)}."]
+    lines.append("")
     PAGE.write_text("\n".join(lines))
 
 
