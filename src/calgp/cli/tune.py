@@ -112,7 +112,7 @@ def _write_found(
 
 
 def _print_found(rows: "list[TunedRow]", budget: "Budget", place: Path) -> None:
-    """The table, what to doubt in it, and the commands that train the winners."""
+    """The table, what to be careful about, and the commands that train the winners."""
     out.print(tuning_table(rows))
     for row in rows:
         if row.edges:

@@ -13,7 +13,7 @@ from calgp.run import Run
 from calgp.runs.card import Card
 
 FEW_OF_A_CLASS = 20  # training images, below which a user is warned
-UNEQUAL = 20  # times as many images of a class as of another: a user is told
+UNEQUAL = 20  # times as many images of a class as of another: a user is warned
 FEWEST = 500  # training images of which a tenth is held out unless the run says otherwise
 
 

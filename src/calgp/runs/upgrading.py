@@ -139,5 +139,5 @@ def _decisions(
     found = None
     if coverage is not None:
         found = PredictionSets.fit(predictive.log_probs, data.y, coverage=coverage, kind=sets, uniform=data.uniform)
-    told = None if selection is None else selection.warning
-    return FittedDecisions(selection, found, n=len(data.y), samples=1, engine="moments", seed=seed, warning=told)
+    caution = None if selection is None else selection.warning
+    return FittedDecisions(selection, found, n=len(data.y), samples=1, engine="moments", seed=seed, warning=caution)
