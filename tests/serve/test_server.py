@@ -159,7 +159,7 @@ def test_a_process_whose_model_dies_ends(digits):
                         headers=RAW, timeout=60)
             for seed in range(3)
         ]  # fmt: skip
-        while "calgp_queue_images 3.0" not in httpx.get(f"{address}/metrics").text:
+        while "calgp_queue_images 3.0" not in httpx.get(f"{address}/metrics", timeout=60).text:
             time.sleep(0.02)
         print(file=process.stdin, flush=True)
         statuses = [each.result().status_code for each in asking]
