@@ -88,6 +88,19 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         with torch.no_grad():
             return Predictive.cat(self._predict(part) for part in parts(x, self._width))
 
+    @property
+    def outlier_names(self) -> tuple[str, ...]:
+        """The scores that `scored` adds: `combined` first, as it is `outlier_score`'s own choice."""
+        return ("combined", *sorted(set(self.scores_) - {"combined"}), "variance")
+
+    def scored(self, X: Any) -> Predictive:
+        """`predictive` with its outlier scores [N, K], a column for each of `outlier_names`."""
+        x, predictive = self._read(X), self.predictive(X)
+        with torch.no_grad():
+            u = torch.cat([self.inputs_(part) for part in parts(x, x.shape[1])])
+        fitted = [self.scores_.get(name) or find(name).fit(u, u) for name in self.outlier_names]
+        return replace(predictive, outlier_scores=torch.stack([each.score(u, predictive) for each in fitted], 1))
+
     def predict_proba(self, X: Any) -> np.ndarray:
         """p(y | x) [N, Q] in the order of `classes_`."""
         return self.predictive(X).probs.numpy()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -154,6 +154,10 @@ class Combined(Density):
     def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
         unsure = MaximumProbability().score(None, predictive).cpu()
         return surprise(self.unseen[0], unsure) + surprise(self.unseen[1], super().score(features))
+
+    def parts(self) -> dict[str, OutlierScore]:
+        density = {each.name: getattr(self, each.name) for each in fields(Density)}
+        return {self.name: self, Density.name: Density(**density)}
 
     @property
     def step(self) -> float:
