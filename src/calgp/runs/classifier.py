@@ -16,6 +16,7 @@ from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import NEAR_ONE
+from calgp.posthoc.outliers import Threshold
 from calgp.run import SEED
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
@@ -34,7 +35,7 @@ from calgp.runs.evaluation import (
 )
 from calgp.runs.export import Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
-from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
+from calgp.runs.fit_decisions import Wanted, fit_outliers, fit_selection, fit_sets, not_calibrated_on, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
 from calgp.runs.prediction import OneShot, Prediction
@@ -60,6 +61,8 @@ class Classifier:
         calibration, decisions: what was fitted on its hold-out, if anything.
         fabric: where it runs; None: the best device of this machine.
     """
+
+    outlier_names: tuple[str, ...] = ()  # of the columns of `Predictive.outlier_scores`
 
     def __init__(
         self,
@@ -119,6 +122,11 @@ class Classifier:
         fitted = self.fitted_decisions
         now = None if self.calibration is None else self.calibration.probabilities
         return fitted if fitted is not None and fitted.calibration == now else None
+
+    @property
+    def outlier_threshold(self) -> Threshold | None:
+        """Beyond which the first of `outlier_names` calls an image an outlier; None: that was not decided."""
+        return None if self.fitted_decisions is None else self.fitted_decisions.outliers
 
     def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
         """How predictions are computed: as asked for, or the model's own way. Refuses what cannot be."""
@@ -313,6 +321,7 @@ class Classifier:
         sets: str = "aps",
         by_class: bool = False,
         empty: bool = False,
+        false_alarm: float | None = None,
         held_out: Images | None = None,
         directory: Path | None = None,
         passes: int | None = None,
@@ -322,10 +331,10 @@ class Classifier:
         """Fit decisions on the hold-out and use them from now on; they are kept in decisions.json.
 
         `error` (with `confidence`, `score`) fits a threshold, `coverage` (with `sets`, `by_class`, `empty`) prediction
-        sets: see `Wanted`. Images that the calibrator was fitted on are left out, since the promises would not hold
-        with them. If those are all, it is fitted again on half of them first.
+        sets, `false_alarm` a threshold of the outlier score: see `Wanted`. Images that the calibrator was fitted on
+        are left out, since the promises would not hold with them. If those are all, it is fitted again on half first.
         """
-        wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty)
+        wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty, false_alarm)
         how = self.passes(passes, engine, seed)
         images = self.held_out_images(directory) if held_out is None else held_out
         check_held_out(images, self.card)
@@ -336,12 +345,9 @@ class Classifier:
             selection,
             fit_sets(wanted, predictive, images),
             None if self.calibration is None else self.calibration.probabilities,
-            n=len(images),
-            samples=how.count,
-            engine=how.engine,
-            seed=seed,
-            warning=warning(selection, images, refitted),
-        )
+            len(images), how.count, how.engine, seed, warning(selection, images, refitted),
+            fit_outliers(wanted, predictive),
+        )  # fmt: skip
         with self.folder.owned():
             self.folder.write_decisions(found)
         self.fitted_decisions = found
