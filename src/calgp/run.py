@@ -87,7 +87,10 @@ class Run:
         within=POSITIVE, default_text="by epochs", example=10.0, group=TRAINING, since_version="0.2.0",
     )  # fmt: skip
     batch_size: int = option(100, "Images in each step, over all processes.", within=WHOLE, group=TRAINING)
-    optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
+    optimiser: Literal["adam", "sgd", "muon"] | None = option(
+        None, "Adam; SGD with Nesterov's momentum of 0.9; or Muon for filters before batch norm, and Adam for the rest.",
+        default_text="the network's: muon for compact, else adam", example="adam", group=TRAINING,
+    )  # fmt: skip
     learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
         None, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), default_text="the method's",
         example=0.001, group=TRAINING,
@@ -141,7 +144,14 @@ class Run:
     def __post_init__(self) -> None:
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", self.method.learning_rate)
+        if self.optimiser is None:
+            object.__setattr__(self, "optimiser", self.backbone.optimiser)
         check_options(self)
+        if self.optimiser == "muon" and not self.backbone.scale_free:
+            raise CalgpError(
+                f"Invalid optimiser=muon: {self.backbone_label} has convolutions without batch norm; must be adam or "
+                "sgd, or --backbone compact."
+            )
         augment = tuple(sorted(set(self.augment) - {"none"}))
         if len(self.augment) > 1 and {"auto", "none"} & set(self.augment):
             raise CalgpError(f"Invalid augment={','.join(self.augment)}: auto and none must stand alone.")

@@ -54,6 +54,8 @@ class Backbone(ABC):
 
     summary: ClassVar[str] = "your own network"
     hidden: tuple[int, ...]  # widths of the fully connected layers of methods without a GP
+    optimiser: ClassVar[str | None] = "adam"  # of a run that names none; None: that of the network it stands for
+    scale_free: ClassVar[bool] = False  # whether batch norm follows every convolution
 
     def choose(self, task: Task, *, mirror: bool = False) -> "Backbone":
         """The network itself, or the one that it stands for where images are of this shape (`Auto`).

@@ -17,6 +17,7 @@ from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.run import Run
 from calgp.runs.augmentation import augmented, mixed_up
 from calgp.runs.failures import PATIENCE, BufferSnapshot, non_finite
+from calgp.runs.muon import Muon
 from calgp.runs.ranks import gathered, share, summed, wrap_rank_errors
 
 ROWS_SHOWN = 8
@@ -169,4 +170,6 @@ def make_optimiser(run: Run, model: Model) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if run.optimiser == "sgd":
         return torch.optim.SGD(parameters, lr=run.learning_rate, momentum=0.9, nesterov=True)
+    if run.optimiser == "muon":
+        return Muon(parameters, lr=run.learning_rate)
     return torch.optim.Adam(parameters, lr=run.learning_rate, fused=True)
