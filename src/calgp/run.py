@@ -88,7 +88,7 @@ class Run:
     )  # fmt: skip
     batch_size: int = option(100, "Images in each step, over all processes.", within=WHOLE, group=TRAINING)
     optimiser: Literal["adam", "sgd", "muon"] | None = option(
-        None, "Adam; SGD with Nesterov's momentum of 0.9; or Muon for filters before batch norm, and Adam for the rest.",
+        None, "Adam; SGD with Nesterov's momentum of 0.9; Muon, for filters before batch norm, and Adam for the rest.",
         default_text="the network's: muon for compact, else adam", example="adam", group=TRAINING,
     )  # fmt: skip
     learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
