@@ -119,7 +119,7 @@ def test_evaluate_tells_how_well_each_score_separates(trained):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"train_size": 600, "steps": 3}, {"method": {"kind": "Cnn"}, "steps": 3}], ids=["few images", "a CNN"]
+    "changed", [{"train_size": 300, "steps": 3}, {"method": {"kind": "Cnn"}, "steps": 3}], ids=["few images", "a CNN"]
 )
 def test_runs_that_cannot_have_it_have_none(changed, tmp_path, fabric):
     classifier = train_run(from_json(SMALL | changed), RunFolder(tmp_path / "run"), fabric)

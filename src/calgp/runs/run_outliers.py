@@ -16,7 +16,7 @@ from calgp.runs.reading import is_file, read_header, read_tensors, wrap_read_err
 
 FILE = "outliers.safetensors"
 FALSE_ALARM = 0.05
-FEWEST = 100  # held-out images: half of them say what is ordinary, the others where the threshold lies
+FEWEST = 40  # held-out images: half of them say what is ordinary, the others where the threshold lies
 TRAINING = 5000  # training images at most whose features are kept
 WIDTH = 256  # features that are compared; more are projected to so many
 ONE_PASS = Passes(1, "moments")
