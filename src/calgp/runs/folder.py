@@ -24,10 +24,12 @@ from calgp.runs.reading import (
     check_model,
     digest,
     is_file,
+    read_bytes,
     read_header,
     read_json,
     read_lines,
     read_tensors,
+    wrap_read_errors,
 )
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import (
@@ -43,7 +45,7 @@ from calgp.runs.results import (
 )
 from calgp.runs.writing import owned, wrap_os_errors, write_whole
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.json"
 T = TypeVar("T")
 _LOG: TypeAdapter[TrainRecord | HoldoutRecord | NoteRecord] = TypeAdapter(LogRecord)
 
@@ -90,6 +92,8 @@ class RunFolder:
         if self.writes:
             with wrap_os_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
+        if (network := card.run.backbone.keep()) is not None:
+            self._write(NETWORK, network.encode())
         self._write_json("run.json", data, Card)
 
     def card(self) -> Card:
@@ -109,9 +113,13 @@ class RunFolder:
                 f"{FORMAT}. Use the version that wrote it, or train again."
             )
         try:
-            return parse(Card, data)
+            card = parse(Card, data)
         except CalgpError as error:
             raise CalgpError(f"{path} is damaged ({str(error).rstrip('.')}); copy it again or train again.") from None
+        if is_file(network := self.path / NETWORK):
+            with wrap_read_errors(network):
+                card.run.backbone.recall(read_bytes(network, LARGEST_JSON).decode())
+        return card
 
     def model(self, card: Card | None = None) -> Model:
         """The trained model, in evaluation mode; `card` if run.json has been read already."""

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -21,6 +22,7 @@ from calgp.runs.defaults import resolved, with_steps
 from calgp.runs.description import from_json, to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
+from calgp.runs.fine_tune import fine_tuning_run
 from calgp.runs.fit_calibrator import fit_calibrator, fit_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, slug
 from calgp.runs.loop import Step
@@ -137,6 +139,8 @@ def train(
     out: str | os.PathLike[str] | None = None,
     method: str | Method = default_name("method"),
     backbone: str | Backbone = default_name("backbone"),
+    network: str | None = None,
+    weights: str | None = None,
     fabric: Fabric | None = None,
     directory: Path | None = None,
     watch: Callable[[Step], None] = lambda step: None,
@@ -154,6 +158,8 @@ def train(
         source: a data set by name, such as digits or mnist, or a folder with one folder of images for each class.
         out: the run folder; runs/… unless given.
         method, backbone: by name (METHODS, BACKBONES), or the objects themselves.
+        network, weights: a pretrained network by its name, such as timm:resnet18, and its file of weights, instead of a
+            backbone; images get its size.
         fabric: where it runs; None: the best device of this machine.
         directory: where data sets lie.
         watch: is called after each step.
@@ -161,8 +167,13 @@ def train(
     """
     name = os.fspath(source)
     named = f"folder:{name}" if name not in SOURCES and Path(name).is_dir() else name
-    run = from_json({"source": named, "method": method, "backbone": backbone, **options})
+    run = described_run({"source": named, "method": method, "backbone": backbone, **options}, network, weights)
     return train_run(run, new_folder(run) if out is None else RunFolder(out), fabric, directory=directory, watch=watch)
+
+
+def described_run(options: dict[str, Any], network: str | None, weights: str | None = None) -> Run:
+    """The run of plain options, and of a pretrained network, if one is named."""
+    return from_json(options) if network is None else fine_tuning_run(options, network, weights)
 
 
 def new_folder(run: Run) -> RunFolder:
