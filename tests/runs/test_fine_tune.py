@@ -55,9 +55,11 @@ import torch
 from network import make
 from calgp.gp import UNMASKED
 from calgp.nets import Pretrained, Task
+from calgp.nets.pretrained import find_network
 
 network, task = make().eval(), Task(3, 20, 20, classes=2)
-features = Pretrained("network.py:make").choose(task).build(task, UNMASKED)
+extractor = find_network("network.py:make")
+features = Pretrained("network.py:make").follow(extractor, task).build(task, UNMASKED)
 x = torch.rand(5, 3, 20, 20)
 c, expected = features.stem(x), network[:-1]((x - 0.5) / 0.25)
 weights = torch.randn_like(c)

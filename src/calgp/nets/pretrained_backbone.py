@@ -14,13 +14,14 @@ from calgp.data import Images
 from calgp.errors import CalgpError, one_line
 from calgp.gp import Noise, Posterior
 from calgp.nets.base import HIDDEN, Backbone, Features, Task
-from calgp.nets.pretrained import FeatureExtractor, find_network
+from calgp.nets.pretrained import FeatureExtractor
 from calgp.nets.program import Program, describe_module
-from calgp.options import COUNT, Interval, about, check_options, option
+from calgp.options import COUNT, Interval, about, check_options, option, options_of
 
 LEVELS = 8  # groups of layers with a learning rate each
 DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.int64, torch.int32, torch.bool)}
 MOST_TENSORS = 20_000
+FOUND = ("network", "weights", "program", "checksum")  # options that are no --set of a command
 
 
 @dataclass(eq=False)
@@ -77,16 +78,23 @@ class Pretrained(Backbone):
         return self.network
 
     def flags(self) -> list[str]:
-        given = ["--network", self.network]
-        return given if self.weights is None else [*given, "--weights", self.weights]
+        words = ["--network", self.network] + ([] if self.weights is None else ["--weights", self.weights])
+        found = {
+            name: (each, getattr(self, name)) for name, each in options_of(Pretrained).items() if name not in FOUND
+        }
+        changed = [
+            f"backbone.{name}={each.show(value)}" for name, (each, value) in found.items() if value != each.default
+        ]
+        return words + [word for each in changed for word in ("--set", each)]
 
     def choose(self, task: Task, *, mirror: bool = False) -> "Pretrained":
-        """With the program of the network for images of this shape."""
-        return (
-            self
-            if self.program
-            else self.follow(find_network(self.network, self.weights, features=self.features, size=task.height), task)
-        )
+        """Itself: data names no code to run, so a network must have been followed where a user named it."""
+        if not self.program:
+            raise CalgpError(
+                f"{self.network} is only named here: say calgp train --network {self.network}, or calgp.train(…, "
+                f"network={self.network!r})."
+            )
+        return self
 
     def follow(self, extractor: FeatureExtractor, task: Task) -> "Pretrained":
         """With the program of a network that has been made already."""
@@ -116,7 +124,7 @@ class Pretrained(Backbone):
 
     def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> "ProgramFeatures":
         """The network; where its first weights are not known, since a run folder has others, with zeros."""
-        stored = self.choose(task)._stored()
+        stored = self._stored()
         try:
             return ProgramFeatures(self, stored)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -125,14 +133,12 @@ class Pretrained(Backbone):
             ) from None
 
     def start(self, model: nn.Module, train: Images, *, generator: torch.Generator | None = None) -> None:
-        """The pretrained weights, where `build` did not have them."""
+        """Refuses to begin with zeros: `build` has the pretrained weights only where a user named the network."""
         if self._stored().tensors is None:
-            extractor = find_network(self.network, self.weights, features=self.features, size=train.x.shape[-1])
-            if extractor.weights != self.checksum:
-                raise CalgpError(f"{self.network} has other weights here than this run was described with.")
-            replace(self, program="").follow(extractor, Task(*train.x.shape[1:], classes=len(train.classes)))
-        for each in program_features(model):
-            each.put(self._stored().tensors or {})
+            raise CalgpError(
+                f"This training had not come to its first checkpoint, and needs the weights of {self.network} again: "
+                "give the command that began it."
+            )
 
     def _stored(self) -> StoredProgram:
         if self.program not in PROGRAMS:
@@ -165,12 +171,6 @@ class ProgramFeatures(Features):
     def kl(self) -> Float[Tensor, ""]:
         """0: its weights are points, and begin where a prior would be centred."""
         return next(self.parameters()).new_zeros(())
-
-    @torch.no_grad()
-    def put(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take these values."""
-        for name, each in tensors.items():
-            getattr(self.program, self.program.names[name]).copy_(each)
 
     def rates(self) -> dict[nn.Parameter, float]:
         """Learning rates of its parameters as shares of the run's: geometric from the first layers to the last."""

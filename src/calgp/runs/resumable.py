@@ -116,6 +116,7 @@ class ResumableTraining:
             train_head(self.run, self.model, self.data.train, watch)
         if self.data.watched is not None:
             self.folder.append_log(_score_holdout(self.model, self.data.watched, self.run, 0, self.fabric))
+        save_checkpoint(self.folder, self.model, self.optimiser, self.progress, self.stopping)
 
     def _stops_early(self, watched: Images, step: int) -> bool:
         """Score the images that are watched, and say whether they have grown no better for long enough."""
