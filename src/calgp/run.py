@@ -104,10 +104,10 @@ class Run:
         "Weights of the classes: numbers in their order, or balanced, which makes all classes count the same.",
         within=Interval(0), default_text="1 each", example="balanced", group=TRAINING, since_version="0.1.0",
     )  # fmt: skip
-    augment: tuple[Literal["auto", "none", "flip", "crop", "cutout", "mixup"], ...] = option(
+    augment: tuple[Literal["auto", "none", "flip", "crop", "cutout", "mixup", "augmix"], ...] = option(
         ("auto",),
         "Random changes of the training images: flip, crop (moves them), cutout (a black square), mixup (mixes pairs "
-        "of images and labels), auto or none.",
+        "of images and labels), augmix (mixes an image with small changes of it), auto or none.",
         default_text="auto: crop; flip colour images where a mirror does no harm",
         example="flip,crop", group=IMAGES, since_version="0.1.0", before=(),
     )  # fmt: skip

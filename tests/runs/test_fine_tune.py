@@ -141,7 +141,7 @@ def test_a_run_needs_its_network_no_more(place):
     exported("export", "mine", "--to", "onnx")
     x = np.random.default_rng(0).integers(0, 256, (4, 3, 20, 20), dtype=np.uint8)
     session = onnxruntime.InferenceSession("mine/model.onnx")
-    given = session.run(["probs"], {session.get_inputs()[0].name: x.astype(np.float32) / 255})[0]
+    given = session.run(["probabilities"], {session.get_inputs()[0].name: x.astype(np.float32) / 255})[0]
     assert np.abs(given - before.predict(x).probs.numpy()).max() < 1e-5
 
 

@@ -1,6 +1,7 @@
 """Classifier: a trained run as one object. Everything that predicts, predicts through it."""
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from calgp.data import Corruption, Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
+from calgp.posthoc.calibration import NEAR_ONE
 from calgp.run import SEED
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
@@ -295,7 +297,8 @@ class Classifier:
             checksum, (_, images) = images.checksum(), calibrated_share(images, share, seed)
             predicted = self.uncalibrated().predict_batches(batches(images, self.model), how, seed=seed)
             before = torch.cat([part.log_probs for part in predicted])
-            found = fitted_on(before, images, calibrator, how, seed=seed, share=share, of=checksum)
+            spread = NEAR_ONE if self.card.run.method.is_calibrated else math.inf
+            found = fitted_on(before, images, calibrator, how, seed=seed, spread=spread, share=share, of=checksum)
             self.folder.write_calibration(found)
         self._calibrate_by(found)
         return found

@@ -23,7 +23,7 @@ from calgp.runs.description import from_json, to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
 from calgp.runs.fine_tune import fine_tuning_run
-from calgp.runs.fit_calibrator import fit_calibrator, fit_if_better
+from calgp.runs.fit_calibrator import fit_calibrator, fit_temperature_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, slug
 from calgp.runs.loop import Step
 from calgp.runs.ranks import check_same, on_first, owned, together, wrap_lost_ranks
@@ -104,7 +104,7 @@ def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFol
         return None
     if run.method.calibrator:
         return fit_calibrator(model, held_out, run.method.calibrator, Passes.of(model), seed=0)
-    found, why = fit_if_better(model, held_out, "temperature", Passes.of(model), seed=0)
+    found, why = fit_temperature_if_better(model, held_out, Passes.of(model), seed=0)
     if why is not None:
         folder.append_log(NoteRecord("uncalibrated", run.total_steps(card.train_images), why))
     return found
