@@ -24,12 +24,11 @@ from calgp.runs.reading import (
     check_model,
     digest,
     is_file,
-    read_bytes,
     read_header,
     read_json,
     read_lines,
     read_tensors,
-    wrap_read_errors,
+    recall_network,
 )
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import (
@@ -116,9 +115,7 @@ class RunFolder:
             card = parse(Card, data)
         except CalgpError as error:
             raise CalgpError(f"{path} is damaged ({str(error).rstrip('.')}); copy it again or train again.") from None
-        if is_file(network := self.path / NETWORK):
-            with wrap_read_errors(network):
-                card.run.backbone.recall(read_bytes(network, LARGEST_JSON).decode())
+        recall_network(card.run, self.path / NETWORK)
         return card
 
     def model(self, card: Card | None = None) -> Model:
