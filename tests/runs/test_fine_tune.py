@@ -173,7 +173,7 @@ def test_its_gradients_are_the_networks_own(place):
 
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_to_the_same_bits(place):
-    assert "Stopped after step 4 of 12" in script(STOPPED)
+    assert "Stopped after step 4 of 10" in script(STOPPED)
     assert not Path("stopped/model.safetensors").exists()
     Path("network.py").unlink()  # what is resumed has its network, too
     exported("train", "--resume", "stopped")

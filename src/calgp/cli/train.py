@@ -208,6 +208,8 @@ def training_summary(trained: "Classifier") -> list[str]:
         f"On {last.n:,} held-out images {wrong:,} are wrong ({found.err or 0:.1%}), MNLL {found.mnll:.4f}, "
         f"ECE {found.ece or 0:.4f}"
     )
+    if scores[0].step == 0:  # of a pretrained network
+        good = f"On the frozen network {scores[0].err:.1%} were wrong, MNLL {scores[0].mnll:.4f}. {good}"
     if crossed is not None and trained.calibration is not None:
         return [done, f"{good}, with a temperature of {trained.calibration.parameters['temperature']:.3g}.", next_one]
     return [done, f"{good}.{''.join(f' {each}' for each in why)}", next_one]
