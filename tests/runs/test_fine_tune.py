@@ -213,6 +213,7 @@ def test_refused_options(tmp_path, monkeypatch):
     for command, message in (
         ((*ours, "--backbone", "resnet"), "both name the network"),
         ((*ours, "--normalise", "standard"), "normalises images as it was trained"),
+        ((*ours, "--method", "cgp"), "has no network"),
         (("train", "--weights", "w.safetensors"), "without --network"),
         (("train", "--network", "resnet18"), "there is none called 'resnet18'"),
         ((*ours, "--resume", "network.py"), "give no other options"),

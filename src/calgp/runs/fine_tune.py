@@ -33,7 +33,7 @@ def fine_tuning_run(options: Mapping[str, Any], network: str, weights: str | Non
         network, weights: as for `find_network`.
     """
     own = options.get("backbone", default_name("backbone"))
-    own = {"name": own} if isinstance(own, str) else dict(own)
+    own = {"name": own} if isinstance(own, str) else dict(own) if isinstance(own, Mapping) else {}
     if own.pop("name", None) != default_name("backbone"):
         raise CalgpError("Invalid --network with --backbone: both name the network; give one of them.")
     if options.get("normalise", "none") != "none":
@@ -45,6 +45,8 @@ def fine_tuning_run(options: Mapping[str, Any], network: str, weights: str | Non
         defaults["epochs"] = float(EPOCHS)
     own |= {"kind": Pretrained.__name__, "network": network, "weights": weights}
     run = from_json({**defaults, **options, "backbone": own})
+    if not run.method.uses_network:
+        raise CalgpError(f"Invalid --network: {run.label} has no network; choose another method, such as cnn-gp-sorf.")
     task = Task(taken.channels, taken.size, taken.size, classes=2)
     return replace(run, backbone=run.backbone.follow(extractor, task))  # pyright: ignore[reportAttributeAccessIssue]
 

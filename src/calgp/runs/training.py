@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def train(
     *,
     out: str | os.PathLike[str] | None = None,
     method: str | Method = default_name("method"),
-    backbone: str | Backbone = default_name("backbone"),
+    backbone: str | Backbone | Mapping[str, object] = default_name("backbone"),
     network: str | None = None,
     weights: str | None = None,
     fabric: Fabric | None = None,
@@ -157,7 +157,8 @@ def train(
     Args:
         source: a data set by name, such as digits or mnist, or a folder with one folder of images for each class.
         out: the run folder; runs/… unless given.
-        method, backbone: by name (METHODS, BACKBONES), or the objects themselves.
+        method, backbone: by name (METHODS, BACKBONES), or the objects themselves; of a backbone also a table with its
+            name and other options.
         network, weights: a pretrained network by its name, such as timm:resnet18, and its file of weights, instead of a
             backbone; images get its size.
         fabric: where it runs; None: the best device of this machine.
