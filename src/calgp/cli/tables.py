@@ -20,6 +20,7 @@ from calgp.runs.verification import Check
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
+SEPARATION = ("auroc", "aupr_out", "aupr_in", "fpr95")
 MOST_CLASSES = 20  # of which each is shown without being asked for
 
 
@@ -48,14 +49,24 @@ def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
         if found.is_random or name != "mutual-information":
             yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
     yield from _decision_rows(found.decisions)
+    yield from _flagged_rows(found)
 
 
 def _outside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
     yield "mean entropy", f"{found.mean_entropy:.4f}", ""
     yield from _decision_rows(found.decisions)
+    yield from _flagged_rows(found)
     for name, numbers in (found.ood or {}).items():
-        for key, number in vars(numbers).items() if found.is_random or name == "entropy" else ():
+        keys = SEPARATION if name in ("entropy", "mutual_information") else SEPARATION[:1]
+        for key in keys if found.is_random or name != "mutual_information" else ():
+            number = getattr(numbers, key)
             yield f"{key.upper()} by {name.replace('_', ' ')}", f"{number.value:.4f}", _ends(number.interval)
+
+
+def _flagged_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
+    if (flagged := found.flagged) is not None:
+        target = "" if found.outside else f" (target at most {flagged.false_alarm:g})"
+        yield f"called outliers by {flagged.score}{target}", f"{flagged.share:.4f}", _ends(flagged.interval)
 
 
 def _ends(interval: tuple[float, float] | None) -> str:
@@ -193,6 +204,9 @@ def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
         bounds = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, sets.thresholds, strict=True))
         table.add_row(f"{sets.kind} threshold", bounds)
         table.add_row("empty sets", "stay empty" if sets.empty else "get the most probable class")
+    if (outliers := found.outliers) is not None:
+        called = f"those with a score above {outliers.threshold:.4g}"
+        table.add_row("outliers", f"{called}: at most {outliers.false_alarm:g} of ordinary inputs")
     if found.warning is not None:
         table.caption = found.warning
     return table
@@ -214,6 +228,8 @@ def prediction_rows(found: Prediction) -> list[dict[str, Any]]:
     ]  # fmt: skip
     if found.outlier_score is not None:
         rows = [row | {"outlier_score": value} for row, value in zip(rows, found.outlier_score.tolist(), strict=True)]
+    if found.outliers is not None:
+        rows = [row | {"outlier": value} for row, value in zip(rows, found.outliers.tolist(), strict=True)]
     if found.abstains is not None:
         rows = [row | {"abstains": value} for row, value in zip(rows, found.abstains.tolist(), strict=True)]
     if found.class_sets is not None:

@@ -29,6 +29,7 @@ from calgp.runs.loop import Step
 from calgp.runs.ranks import check_same, on_first, owned, together, wrap_lost_ranks
 from calgp.runs.results import Calibration, NoteRecord
 from calgp.runs.resumable import ResumableTraining, explain_numbers
+from calgp.runs.run_outliers import RunOutliers, fit_outliers, write_outliers
 from calgp.runs.training_data import TrainingData
 
 CHECKPOINT_SECONDS = 60.0  # between checkpoints, unless given
@@ -79,11 +80,16 @@ def train_run(
         calibration = on_first(fabric, lambda: _calibration(run, model, data.held_out, folder, card))
         if calibration is not None:
             folder.write_calibration(calibration)
+        outliers = on_first(fabric, lambda: _outliers(run, model, data))
+        if outliers is not None:
+            write_outliers(folder, outliers)
         folder.flush_log()
         folder.write_tensors("model.safetensors", model.state_dict())
         folder.remove(CHECKPOINT)
         fabric.barrier()  # no rank is done before the model is there
-    return Classifier(_as_loaded(model, card), card, folder=folder, calibration=calibration, fabric=fabric)
+    return Classifier(
+        _as_loaded(model, card), card, folder=folder, calibration=calibration, outliers=outliers, fabric=fabric
+    )
 
 
 def _check_given(run: Run, data: TrainingData, accumulate: int) -> None:
@@ -108,6 +114,11 @@ def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFol
     if why is not None:
         folder.append_log(NoteRecord("uncalibrated", run.total_steps(card.train_images), why))
     return found
+
+
+def _outliers(run: Run, model: Model, data: TrainingData) -> RunOutliers | None:
+    """The outlier score of a method that is not as it was published, if it has one."""
+    return fit_outliers(model, data.train, data.held_out, seed=run.seed) if run.method.is_calibrated else None
 
 
 def _as_loaded(model: Model, card: Card) -> Model:
