@@ -175,7 +175,8 @@ class ProgramFeatures(Features):
     def rates(self) -> dict[nn.Parameter, float]:
         """Learning rates of its parameters as shares of the run's: geometric from the first layers to the last."""
         trained = [each for each in self.program.parameters() if each.requires_grad]
-        levels = [LEVELS * place // len(trained) for place in range(len(trained))]
+        last = max(len(trained) - 1, 1)
+        levels = [round((LEVELS - 1) * place / last) for place in range(len(trained))]
         rate, first = self.spec.rate, self.spec.first_rate
         return {each: rate * first ** (1 - level / (LEVELS - 1)) for each, level in zip(trained, levels, strict=True)}
 
