@@ -138,6 +138,8 @@ def test_a_run_needs_its_network_no_more(place):
         "folder:photos", None if before.calibration is None else "temperature"
     )
     assert scores.scores.err < 0.2  # it has learned: chance is 0.67
+    drawn = before.predict("photos/7", passes=100, engine="samples")  # the masks of the head; the network runs once
+    assert (drawn.probs - before.predict("photos/7").probs).abs().max() < 0.2
     exported("export", "mine", "--to", "onnx")
     x = np.random.default_rng(0).integers(0, 256, (4, 3, 20, 20), dtype=np.uint8)
     session = onnxruntime.InferenceSession("mine/model.onnx")
