@@ -202,7 +202,7 @@ class Run:
         """The network by its name in BACKBONES, with what differs from it."""
         from calgp.nets import BACKBONES
 
-        return _label(self.backbone, BACKBONES)
+        return self.backbone.own_label or _label(self.backbone, BACKBONES)
 
 
 def default_name(what: str) -> str:
@@ -240,7 +240,8 @@ def train_command(run: Run) -> str:
     from calgp.nets import BACKBONES
 
     words = ["calgp", "train", "--source", run.source]
-    words += [*_chosen("method", run.method, METHODS), *_chosen("backbone", run.backbone, BACKBONES)]
+    words += _chosen("method", run.method, METHODS)
+    words += _chosen("backbone", run.backbone, BACKBONES) if (own := run.backbone.flags()) is None else own
     default = Run(run.method, run.backbone, run.source)
     for name, each in options_of(Run).items():
         if (value := getattr(run, name)) != getattr(default, name):

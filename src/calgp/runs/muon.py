@@ -20,16 +20,16 @@ class Muon(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        filters = [each for group in self.param_groups for each in group["params"] if _is_filter(each)]
-        gradients = [each.grad for each in filters]
-        for each in filters:
-            self._turn(each)
+        filters = [(each, group["lr"]) for group in self.param_groups for each in group["params"] if _is_filter(each)]
+        gradients = [each.grad for each, _ in filters]
+        for each, rate in filters:
+            self._turn(each, rate)
             each.grad = None  # not for Adam
         super().step()
-        for each, gradient in zip(filters, gradients, strict=True):
+        for (each, _), gradient in zip(filters, gradients, strict=True):
             each.grad = gradient
 
-    def _turn(self, weight: Tensor) -> None:
+    def _turn(self, weight: Tensor, rate: float) -> None:
         state, gradient = self.state[weight], weight.grad
         assert gradient is not None  # noqa: S101 (for the type checker)
         if not state:
@@ -38,7 +38,7 @@ class Muon(torch.optim.Adam):
         momentum = state["momentum_buffer"].mul_(MOMENTUM).add_(gradient)
         direction = orthogonalised((gradient + MOMENTUM * momentum).flatten(1)).view(weight.shape)  # Nesterov's
         length, size = weight.norm(), direction.norm()
-        weight.sub_(direction * (TURN * self.param_groups[0]["lr"] * length / size.clamp_min(1e-12)))
+        weight.sub_(direction * (TURN * rate * length / size.clamp_min(1e-12)))
         weight.mul_(length / weight.norm().clamp_min(1e-12))
 
 

@@ -147,6 +147,13 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def recall_network(run: Run, path: Path) -> None:
+    """Let a run's network take what its folder keeps of it, if it does."""
+    if is_file(path):
+        with wrap_read_errors(path):
+            run.backbone.recall(read_bytes(path, LARGEST_JSON).decode())
+
+
 def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = "") -> None:
     """Refuse a file whose tensors are not those of the model that run.json describes, before that model takes memory.
 

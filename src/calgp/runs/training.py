@@ -2,8 +2,9 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -21,6 +22,7 @@ from calgp.runs.defaults import resolved, with_steps
 from calgp.runs.description import from_json, to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
+from calgp.runs.fine_tune import fine_tuning_run
 from calgp.runs.fit_calibrator import fit_calibrator, fit_temperature_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, slug
 from calgp.runs.loop import Step
@@ -147,7 +149,9 @@ def train(
     *,
     out: str | os.PathLike[str] | None = None,
     method: str | Method = default_name("method"),
-    backbone: str | Backbone = default_name("backbone"),
+    backbone: str | Backbone | Mapping[str, object] = default_name("backbone"),
+    network: str | None = None,
+    weights: str | None = None,
     fabric: Fabric | None = None,
     directory: Path | None = None,
     watch: Callable[[Step], None] = lambda step: None,
@@ -164,7 +168,10 @@ def train(
     Args:
         source: a data set by name, such as digits or mnist, or a folder with one folder of images for each class.
         out: the run folder; runs/… unless given.
-        method, backbone: by name (METHODS, BACKBONES), or the objects themselves.
+        method, backbone: by name (METHODS, BACKBONES), or the objects themselves; of a backbone also a table with its
+            name and other options.
+        network, weights: a pretrained network by its name, such as timm:resnet18, and its file of weights, instead of a
+            backbone; images get its size.
         fabric: where it runs; None: the best device of this machine.
         directory: where data sets lie.
         watch: is called after each step.
@@ -172,8 +179,13 @@ def train(
     """
     name = os.fspath(source)
     named = f"folder:{name}" if name not in SOURCES and Path(name).is_dir() else name
-    run = from_json({"source": named, "method": method, "backbone": backbone, **options})
+    run = described_run({"source": named, "method": method, "backbone": backbone, **options}, network, weights)
     return train_run(run, new_folder(run) if out is None else RunFolder(out), fabric, directory=directory, watch=watch)
+
+
+def described_run(options: dict[str, Any], network: str | None, weights: str | None = None) -> Run:
+    """The run of plain options, and of a pretrained network, if one is named."""
+    return from_json(options) if network is None else fine_tuning_run(options, network, weights)
 
 
 def new_folder(run: Run) -> RunFolder:
