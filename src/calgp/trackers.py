@@ -7,13 +7,14 @@ metrics, small files as artifacts.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from calgp.errors import CalgpError
+from calgp.options import Json
 from calgp.runs import RunFolder, Step, to_json
+from calgp.runs.description import flat
 from calgp.runs.results import LogRecord
 
 EVERY = 100  # steps between two looks into the log
@@ -35,7 +36,7 @@ def track(folder: RunFolder, to: str, where: str, *, model: bool = False) -> str
     return TRACKERS[to](folder, where, model)
 
 
-def parameters(folder: RunFolder) -> dict[str, Any]:
+def parameters(folder: RunFolder) -> dict[str, Json]:
     """What was trained on what, flat: method.depth, backbone.channels, source, seed …
 
     >>> from calgp.runs import shipped_run
@@ -43,10 +44,8 @@ def parameters(folder: RunFolder) -> dict[str, Any]:
     'digits'
     """
     card = folder.card()
-    flat: dict[str, Any] = {"label": card.label, "network": card.network, "train_images": card.train_images}
-    for name, value in to_json(card.run).items():
-        flat |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-    return flat | {f"task.{name}": value for name, value in asdict(card.task).items()}
+    described = {"label": card.label, "network": card.network, "train_images": card.train_images}
+    return described | flat(to_json(card.run)) | {f"task.{name}": value for name, value in vars(card.task).items()}
 
 
 def logged(records: list[LogRecord]) -> Iterator[Scalar]:

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from calgp.cli.shared import (
     out,
 )
 from calgp.errors import CalgpError
+from calgp.options import Json
 
 if TYPE_CHECKING:
     from calgp.search.sweep import Sweep
@@ -59,7 +60,7 @@ DryOption = Annotated[bool, typer.Option("--dry", help="Run nothing: list what w
 
 @takes_run(without=["seed"])
 def sweep(
-    options: dict[str, Any],
+    options: dict[str, Json],
     *,
     grid: GridOption = None,
     random: RandomOption = None,
@@ -109,7 +110,7 @@ def sweep(
         raise CalgpError("Not everything could be run; the same command tries again. " + " ".join(failures.values()))
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _given(**options: Json) -> dict[str, Json]:
     """The options that are not None: those of the others stand in the file, or are the defaults."""
     return {name: value for name, value in options.items() if value is not None}
 
