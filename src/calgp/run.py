@@ -236,22 +236,23 @@ def train_command(run: Run) -> str:
     return shlex.join(words)
 
 
-def _chosen(what: str, value: Any, table: Mapping[str, Any]) -> list[str]:
+def _chosen(what: str, value: Method | Backbone, table: Mapping[str, Method | Backbone]) -> list[str]:
     """Flags that choose the nearest ready value, and set the options that differ from it."""
     name, differing = _nearest(value, table)
     settings = [("--set", f"{what}.{key}={options_of(type(value))[key].show(new)}") for key, new in differing.items()]
     return [f"--{what}", name, *(word for setting in settings for word in setting)]
 
 
-def _label(value: Any, table: Mapping[str, Any]) -> str:
+def _label(value: Method | Backbone, table: Mapping[str, Method | Backbone]) -> str:
     name, differing = _nearest(value, table)
     return " ".join([name, *(f"{key}={new}" for key, new in differing.items())])
 
 
-def _nearest(value: Any, table: Mapping[str, Any]) -> tuple[str, dict[str, Json]]:
+def _nearest(value: Any, table: Mapping[str, Method | Backbone]) -> tuple[str, dict[str, Json]]:
     """The ready value that is most like this one, or the kind if there is none, and the options that differ from it."""
     options = dataclasses.asdict(value)
-    ready = {name: dataclasses.asdict(each) for name, each in table.items() if type(each) is type(value)}
+    alike = {name: each for name, each in table.items() if type(each) is type(value)}
+    ready = {name: dataclasses.asdict(each) for name, each in alike.items()}  # type: ignore[call-overload]
     if not ready:
         ready = {type(value).__name__: {name: each.default for name, each in options_of(type(value)).items()}}
     differing = {name: {key: new for key, new in options.items() if new != old[key]} for name, old in ready.items()}

@@ -47,8 +47,9 @@ def fitted_on(
     """A calibrator of log-probabilities of these images, a `share` of those with the checksum `of`."""
     fitted = calibration.find(name).fit(before, images.y)
     parameters = calibration.to_json(fitted)
+    del parameters["calibrator"]
     return Calibration(
-        calibrator=parameters.pop("calibrator"),
+        calibrator=name,  # type: ignore[arg-type]  (it was found)
         parameters=parameters,
         n=len(images),
         of=images.checksum() if of is None else of,
