@@ -124,7 +124,8 @@ def _summary_writer(directory: Path) -> Any:
 
 def _to_mlflow(folder: RunFolder, where: str, model: bool) -> str:
     card, records = folder.card(), folder.log()
-    started = _milliseconds(card.environment.started)
+    time = card.environment.started
+    started = 0 if time is None else int(datetime.fromisoformat(time).timestamp() * 1000)
     with _mlflow(where) as (mlflow, client):
         experiment = client.get_experiment_by_name("calgp")
         number = experiment.experiment_id if experiment else client.create_experiment("calgp")
@@ -174,7 +175,3 @@ TRACKERS: dict[str, Callable[[RunFolder, str, bool], str]] = {"tensorboard": _to
 
 def _last(records: list[LogRecord]) -> int:
     return records[-1].step if records else 0
-
-
-def _milliseconds(time: str | None) -> int:
-    return 0 if time is None else int(datetime.fromisoformat(time).timestamp() * 1000)

@@ -366,7 +366,10 @@ class Classifier:
         seed: int = 0,
     ) -> Exported:
         """Write the run as one file that needs no calgp, and check that it gives what torch gives."""
-        return export_model(self, path, to=to, how=self.passes(passes, engine, seed), seed=seed)
+        return self._export(path, to, self.passes(passes, engine, seed), seed)
+
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
+        return export_model(self, path, to=to, how=how, seed=seed)
 
     def report(self, out: Path | None = None, *, directory: Path | None = None) -> Path:
         """Write an HTML page about the run's evaluations."""

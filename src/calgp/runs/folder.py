@@ -74,7 +74,9 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the training has come to its end; an ensemble's has."""
-        return is_file(self.path / "model.safetensors") or self._is_ensemble()
+        if is_file(self.path / "model.safetensors"):
+            return True
+        return is_file(self.path / "run.json") and bool(self.card().members)
 
     @property
     def interrupted(self) -> bool:
@@ -303,9 +305,6 @@ class RunFolder:
 
     def _evaluation(self, name: str) -> Evaluation:
         return self._read(name, Evaluation, "is damaged", "evaluate")
-
-    def _is_ensemble(self) -> bool:
-        return is_file(self.path / "run.json") and bool(self.card().members)
 
     def _write_json(self, name: str, data: Mapping[str, Json], kind: type) -> None:
         """Write what can be read again as a record of this kind; anything else is refused here, before work is lost."""
