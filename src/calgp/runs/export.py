@@ -95,9 +95,7 @@ class Deployable(nn.Module):
         self.model, self.calibrator = model, calibrator
         draws = _draws(model, image, how, seed)
         self.how = how if draws else replace(how, count=1)
-        masks = {key: bool(((z == 0) | (z == 1)).all()) for key, z in draws.items()}
-        packed = [Bits(z) if masks[key] else Numbers(z) for key, z in draws.items()]
-        self.draws = nn.ModuleDict({f"draw{i}": each for i, each in enumerate(packed)})
+        self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
         self.keys = tuple(draws)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -120,6 +118,10 @@ def _draws(model: Model, image: tuple[int, int, int], how: Passes, seed: int) ->
     kept: dict[tuple[int, int], Tensor] = {}
     _log_probs(model, torch.zeros(1, *image), how, kept, seed)
     return kept
+
+
+def _pack(z: Tensor) -> nn.Module:
+    return Bits(z) if ((z == 0) | (z == 1)).all() else Numbers(z)
 
 
 class Bits(nn.Module):
