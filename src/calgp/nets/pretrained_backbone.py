@@ -114,7 +114,7 @@ class Pretrained(Backbone):
         PROGRAMS[key] = StoredProgram(text, json.loads(text), tensors)
         return replace(self, program=key, checksum=extractor.weights)
 
-    def keep(self) -> str | None:
+    def stored_text(self) -> str | None:
         return self._stored().text
 
     def recall(self, text: str) -> None:

@@ -77,7 +77,8 @@ class Classifier:
         self.fabric = one_device(fabric)
         self.model, self.card = model.to(self.fabric.device).eval(), card
         self.fitted_decisions, self.outliers = decisions, outliers
-        self.outlier_names = () if outliers is None else outliers.names  # of the columns of `Predictive.outlier_scores`
+        # of the columns of `Predictive.outlier_scores`
+        self.outlier_names: tuple[str, ...] = () if outliers is None else outliers.names
         self._folder = folder and RunFolder(folder.path, writes=folder.writes and self.fabric.is_global_zero)
         self._calibrate_by(calibration)
 
@@ -371,7 +372,10 @@ class Classifier:
         seed: int = 0,
     ) -> Exported:
         """Write the run as one file that needs no calgp, and check that it gives what torch gives."""
-        return export_model(self, path, to=to, how=self.passes(passes, engine, seed), seed=seed)
+        return self._export(path, to, self.passes(passes, engine, seed), seed)
+
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
+        return export_model(self, path, to=to, how=how, seed=seed)
 
     def report(self, out: Path | None = None, *, directory: Path | None = None) -> Path:
         """Write an HTML page about the run's evaluations."""

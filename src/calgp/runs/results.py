@@ -6,7 +6,7 @@ Each is one JSON file of the run folder, or one line of its log (`runs.record` r
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -14,6 +14,7 @@ from calgp.data import Corruption
 from calgp.errors import CalgpError
 from calgp.gp import Engine, Passes
 from calgp.metrics import Confusion, Scores
+from calgp.options import Json
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import Calibrator
 from calgp.posthoc.decisions import Decisions, PredictionSets, Selection
@@ -106,7 +107,7 @@ class Calibration:
     """
 
     calibrator: CalibratorName
-    parameters: dict[str, Any]
+    parameters: dict[str, Json]
     n: Count
     before: HeldOutScores
     after: HeldOutScores
@@ -126,7 +127,7 @@ class Calibration:
 
     @property
     def fitted(self) -> Calibrator:
-        return calibration.from_json({"calibrator": self.calibrator} | self.parameters)
+        return calibration.from_json({**self.parameters, "calibrator": self.calibrator})
 
     @property
     def passes(self) -> Passes:
@@ -142,7 +143,7 @@ class Probabilities:
     """Which probabilities decisions were fitted to: those of this calibrator."""
 
     calibrator: Text
-    parameters: dict[str, Any]
+    parameters: dict[str, Json]
 
 
 @dataclass(frozen=True)

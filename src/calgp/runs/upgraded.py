@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from safetensors.torch import save
@@ -16,6 +16,7 @@ from calgp.errors import CalgpError
 from calgp.gp import Latent, Noise, Passes, Predictive
 from calgp.metrics import OutOfDistribution, Scores
 from calgp.nets.last_layer import LastLayer, Pass
+from calgp.options import Json
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance, posterior_from
@@ -54,7 +55,7 @@ class Upgrade:
     scaling: UncertaintyScaling
     temperature: float
     outlier: Text
-    settings: dict[str, Any]
+    settings: dict[str, Json]
     threshold: Threshold | None
     decisions: FittedDecisions | None
     train: Count

@@ -127,18 +127,9 @@ class UpgradedRun(Classifier):
             )
         return super().decide(held_out=held_out, **options)
 
-    def export(
-        self,
-        path: Path | None = None,
-        *,
-        to: Target = "onnx",
-        passes: int | None = None,
-        engine: Engine | None = None,
-        seed: int = 0,
-    ) -> Exported:
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
         from calgp.runs.export_upgraded import export_upgraded
 
-        self.passes(passes, engine, seed)
         return export_upgraded(self, path, to=to)
 
 
