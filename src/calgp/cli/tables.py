@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.table import Column, Table
 
 from calgp.cli.terminal import styled
+from calgp.json_values import Json
 from calgp.metrics import Difference
-from calgp.options import Json
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.gp import Mixture, Model
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.runs import older
 from calgp.runs.build import build, load_state
 from calgp.runs.card import FORMAT, Card

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field
 from calgp.data import Corruption
 from calgp.errors import CalgpError
 from calgp.gp import Engine, Passes
+from calgp.json_values import Json
 from calgp.metrics import Confusion, Scores
-from calgp.options import Json
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import Calibrator
 from calgp.posthoc.decisions import Decisions, PredictionSets, Selection

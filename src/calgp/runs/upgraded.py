@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.gp import Latent, Noise, Passes, Predictive
+from calgp.json_values import Json
 from calgp.metrics import OutOfDistribution, Scores
 from calgp.nets.last_layer import LastLayer, Pass
-from calgp.options import Json
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance, posterior_from
