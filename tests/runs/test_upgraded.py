@@ -1,6 +1,7 @@
 """A trained classifier that is upgraded: what stays, what gets better, what is written."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import calgp
 from calgp import CalgpError
 from calgp.data import load
+from calgp.posthoc.decisions import keyed_uniform
+from calgp.posthoc.last_layer import UncertaintyScaling, log_odds_variance
 from calgp.runs import UpgradedClassifier
 
 CLASSES = 3
@@ -78,6 +81,30 @@ def test_sets_and_answers_keep_their_promises(upgraded):
     assert found.selection.error < min(0.3, evaluation.scores.err) and found.selection.share < 1
     prediction = upgraded.predict(blobs(50, 6)[0])
     assert prediction.sets.shape == (50, CLASSES) and prediction.abstains.shape == (50,)
+
+
+def test_the_temperature_is_of_the_whole_hold_out_and_decisions_never_read_their_own_images(network):
+    """Other labels of the half that decides change the temperature, but no probability that decisions read."""
+    x, y = blobs(400, 8)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    changed = y.clone()
+    changed[order[200:]] = (y[order[200:]] + 1) % CLASSES
+    first, second = (calgp.upgrade(network, (x, labels), train=blobs(500, 1)) for labels in (y, changed))
+    for each, labels in ((first, y), (second, changed)):
+        c, f = each.network(x)
+        variance = log_odds_variance(f, each.posterior.logit_covariance(c)).double()
+        expected = UncertaintyScaling.with_trust(each.fitted.scaling.trust, f.double(), variance, labels)
+        assert each.fitted.scaling.temperature == pytest.approx(expected.temperature)
+        assert each.fitted.decisions.power == each.fitted.power
+    assert second.fitted.scaling.temperature > 1.5 * first.fitted.scaling.temperature
+    read = [each.fitted.scaling.temperature / each.fitted.power for each in (first, second)]
+    assert read[0] == pytest.approx(read[1])
+    torch.testing.assert_close(first.predict(x).outlier_score, second.predict(x).outlier_score)
+    plain = replace(first.fitted.decisions, power=1.0).decisions
+    before = replace(first.fitted.scaling, temperature=read[0])
+    c, f = first.network(x)
+    log_probs = before.apply(f.double(), log_odds_variance(f, first.posterior.logit_covariance(c)).double())
+    assert first.predict(x).sets.equal(plain.sets.apply(log_probs, keyed_uniform(x)))
 
 
 def test_uncertainty_of_the_last_layer_is_larger_where_there_were_no_data(upgraded):

@@ -9,6 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Passes, Predictive
 from calgp.methods import METHODS
@@ -117,6 +118,15 @@ class UpgradedRun(Classifier):
             f"{self.folder.path} is calibrated already, by `calgp.upgrade`: upgrade the network again with other "
             "held-out images."
         )
+
+    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+        """The test part of a source; a folder that was saved without one is told so."""
+        if source == UNKNOWN:
+            raise CalgpError(
+                f"{self.folder.path} does not know its test images: give a source, such as --source folder:photos, or "
+                "save it with save(path, source='folder:photos')."
+            )
+        return super().test_images(source, directory=directory, convert=convert)
 
     def decide(self, *, held_out: Any = None, **options: Any) -> FittedDecisions:
         """As of any classifier, but it must be given held-out images: its folder knows of none."""
