@@ -156,6 +156,26 @@ def test_images_and_neighbours():
     assert prediction.outlier_score.shape == (5,)
 
 
+def test_arrays_are_taken_as_tensors_are(network):
+    x, y = blobs(200, 1)
+    given = [calgp.upgrade(network, data) for data in ((x, y), (x.numpy(), y.numpy()), [(x.numpy(), y.numpy())])]
+    assert given[0].fitted == given[1].fitted == given[2].fitted
+
+
+@pytest.mark.parametrize(
+    "network, message",
+    [
+        (lambda x: x, "must be an nn.Module with parameters, not function"),
+        (nn.Flatten(), "must be an nn.Module with parameters, not Flatten"),
+        (nn.Linear(10, 1), r"If it has one logit for two classes, put nn.Linear\(d, 2\)"),
+        (nn.Sequential(nn.Linear(10, 3), nn.Sigmoid()), "does not end with a linear layer"),
+    ],
+)
+def test_networks_that_cannot_be_upgraded_are_refused_with_a_remedy(network, message):
+    with pytest.raises(CalgpError, match=message):
+        calgp.upgrade(network, blobs(200, 1))
+
+
 def test_the_network_is_left_alone(network):
     before, mode = copy.deepcopy(network.state_dict()), network.training
     calgp.upgrade(network, blobs(200, 1)).predict(blobs(5, 2)[0])
@@ -170,6 +190,10 @@ def test_the_network_is_left_alone(network):
         (lambda x, y: (x, y.float()), {}, "a whole number as the label"),
         (lambda x, y: (x, y[:-1]), {}, "200 inputs and 199 labels"),
         (lambda x, y: [], {}, "no data"),
+        (lambda x, y: (x[:0], y[:0]), {}, "no data"),
+        (lambda x, y: None, {}, "there is NoneType"),
+        (lambda x, y: (x, F.one_hot(y)), {}, r"Take y.argmax\(1\) of one-hot labels"),
+        (lambda x, y: (x * float("nan"), y), {}, "no finite numbers"),
         (lambda x, y: [x], {}, "a whole number as the label"),
         (lambda x, y: [{"x": x}], {}, "A batch must be"),
         (lambda x, y: (x[:, :4], y), {}, "cannot take inputs"),
