@@ -145,12 +145,17 @@ def split_rows(images: Images, vectors: Vectors, seed: int) -> tuple[Images, Ima
     return images, test, held
 
 
+def check_new(path: Path) -> None:
+    """Refuse a folder that holds anything."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
+
+
 def fit_folder(
     path: Path, train: Path, test: Path | None, *, holdout: float, seed: int, made_by: MadeBy | None
 ) -> VectorRun:
     """Fit a `GPClassifier` on a file of embeddings, and keep it in a run folder."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
+    check_new(path)
     _, y, names = load_embeddings(train)
     if y is None:
         raise CalgpError(f"{train} has no labels; put X and y into one .npz file: np.savez(file, X=X, y=y).")

@@ -6,12 +6,12 @@ import torch
 
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import Predictive
+from calgp.gp import Passes, Predictive
 from calgp.posthoc.decisions import PredictionSets, Selection, check_wanted, keyed_uniform, uncertainty
 from calgp.posthoc.outliers import Threshold
 from calgp.runs.evaluation import BATCH, columns_of
 from calgp.runs.fit_calibrator import calibrated_share
-from calgp.runs.results import Calibration
+from calgp.runs.results import Calibration, FittedDecisions
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,31 @@ class Wanted:
             error=self.error, confidence=self.confidence, score=self.score, coverage=self.coverage, sets=self.sets,
             false_alarm=self.false_alarm,
         )  # fmt: skip
+
+
+def fit_decisions(
+    wanted: Wanted,
+    predictive: Predictive,
+    images: Images,
+    calibration: Calibration | None,
+    how: Passes,
+    *,
+    seed: int,
+    refitted: Calibration | None = None,
+) -> FittedDecisions:
+    """All that is wanted, of the predictive of held-out images by the probabilities of `calibration`."""
+    selection = fit_selection(wanted, predictive, images)
+    return FittedDecisions(
+        selection,
+        fit_sets(wanted, predictive, images),
+        None if calibration is None else calibration.probabilities,
+        n=len(images),
+        samples=how.count,
+        engine=how.engine,
+        seed=seed,
+        warning=warning(selection, images, refitted),
+        outliers=fit_outliers(wanted, predictive),
+    )
 
 
 def fit_selection(wanted: Wanted, predictive: Predictive, images: Images) -> Selection | None:

@@ -79,7 +79,7 @@ def out_of_distribution(
 
 def flagged(names: Sequence[str], threshold: Threshold | None, columns: Mapping[str, Tensor]) -> Flagged | None:
     """The share of images that the first of a run's outlier scores calls outliers; None without a threshold."""
-    if threshold is None or not names:
+    if threshold is None or not names or _column(names[0]) not in columns:
         return None
     flags = threshold.flags(columns[_column(names[0])])
     count, n = int(flags.sum()), len(flags)

@@ -340,10 +340,10 @@ class TrainRecord:
 
 @dataclass(frozen=True)
 class HoldoutRecord:
-    """A line of log.jsonl: scores of the hold-out at the end of an epoch."""
+    """A line of log.jsonl: scores of the hold-out after an epoch; at step 0, of a head on the frozen network."""
 
     kind: Literal["holdout"]
-    step: Count
+    step: Whole
     mnll: float
     err: float
     n: Whole | None = None
