@@ -150,7 +150,8 @@ class Probabilities:
 class FittedDecisions:
     """decisions.json: thresholds and prediction sets, and the probabilities that they are for (None: as trained).
 
-    outliers: beyond which outlier score an image is called an outlier.
+    outliers: beyond which outlier score an image is called an outlier. power: decisions read p^power, normalised, which
+    are probabilities of a temperature that the images of the fit had no part in.
     """
 
     selection: Selection | None
@@ -162,10 +163,11 @@ class FittedDecisions:
     seed: Whole = 0
     warning: Text | None = None
     outliers: Threshold | None = None  # since 0.2.0
+    power: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # since 0.2.0
 
     @property
     def decisions(self) -> Decisions:
-        return Decisions(self.selection, self.sets)
+        return Decisions(self.selection, self.sets, self.power)
 
     @property
     def passes(self) -> Passes:
