@@ -359,8 +359,7 @@ class Classifier:
             return images if left is None else left, None
         how_fitted = {"passes": fitted.samples, "engine": fitted.engine, "seed": fitted.seed}
         refitted = self.calibrate(fitted.calibrator, held_out=images, share=0.5, **how_fitted)
-        left = not_calibrated_on(images, refitted)
-        return images if left is None else left, refitted
+        return not_calibrated_on(images, refitted) or images, refitted
 
     def export(
         self,
