@@ -114,10 +114,10 @@ class Pretrained(Backbone):
         PROGRAMS[key] = StoredProgram(text, json.loads(text), tensors)
         return replace(self, program=key, checksum=extractor.weights)
 
-    def keep(self) -> str | None:
+    def stored_text(self) -> str | None:
         return self._stored().text
 
-    def recall(self, text: str) -> None:
+    def take_stored(self, text: str) -> None:
         if hashlib.sha256(text.encode()).hexdigest() != self.program:
             raise ValueError("it is not the network that run.json describes")
         PROGRAMS.setdefault(self.program, StoredProgram(text, json.loads(text)))

@@ -91,7 +91,7 @@ class RunFolder:
         if self.writes:
             with wrap_os_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-        if (network := card.run.backbone.keep()) is not None:
+        if (network := card.run.backbone.stored_text()) is not None:
             self._write(NETWORK, network.encode())
         self._write_json("run.json", data, Card)
 
