@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from calgp.runs import Calibration, Check, Classifier, Evaluation, Exported, Fit
 from calgp.runs.evaluation import PredictedImages
 from calgp.runs.reading import read_header, read_tensors
 from calgp.runs.training_data import held_out_images
+from forked import python
 
 
 def made_once(places: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -90,7 +89,6 @@ def metadata(folder: RunFolder, name: str) -> dict[str, Any]:
 
 def exported(*words: object) -> str:
     """`calgp export` in a process of its own, as users export: torch's tracer is not to follow the checks of types."""
-    command = [sys.executable, "-m", "calgp", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = python("-m", "calgp", *words)
     assert done.returncode == 0, (words, done.stderr)
     return done.stdout

@@ -690,19 +690,19 @@ def test_evaluate_says_how_each_class_fares_and_what_to_do(run_cli, cli_run, tmp
 
 @pytest.mark.parametrize("random", [True, False])
 def test_predictions_are_readable_at_80_columns(random):
-    from calgp.cli.tables import prediction_table
+    from calgp.cli.tables import PredictionRow, prediction_table
 
-    row = {
-        "label": "a rather long class name",
-        "probability": 0.9812,
-        "entropy": 0.1234,
-        "file": "folder/" * 20 + "a.png",
-        "mutual_information": 0.0123 * random,
-        "monte_carlo_error": 0.0045 * random,
-        "probabilities": {"a rather long class name": 0.9812, "another": 0.0188},
-        "abstains": False,
-        "set": ["x", "y"],
-    }
+    row = PredictionRow(
+        label="a rather long class name",
+        probability=0.9812,
+        entropy=0.1234,
+        file="folder/" * 20 + "a.png",
+        mutual_information=0.0123 * random,
+        monte_carlo_error=0.0045 * random,
+        probabilities={"a rather long class name": 0.9812, "another": 0.0188},
+        abstains=False,
+        set=["x", "y"],
+    )
     console = Console(width=80, file=io.StringIO())
     console.print(prediction_table([row]))
     text = console.file.getvalue()

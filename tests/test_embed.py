@@ -7,8 +7,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +25,7 @@ from calgp.errors import CalgpError
 from calgp.nets.pretrained import find_network
 from calgp.runs.embed import EmbedOptions, embed
 from calgp.runs.embedding_cache import MANIFEST, read_manifest, shard_name
+from forked import python
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "pretrained-network.md"
 NETWORK = """
@@ -167,11 +166,11 @@ def kill_in(folder, shards):
 
 
 @pytest.mark.slow
-def test_a_killed_process_goes_on_to_the_same_bytes(photos):
+def test_a_killed_process_goes_on_to_the_same_bytes(photos, monkeypatch):
     run("whole")
+    monkeypatch.setenv("TESTS", str(Path(__file__).parent))
     for shards in (0, 1, 2):
-        environment = os.environ | {"TESTS": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, "-c", KILLED, str(shards)], env=environment, timeout=120)
+        done = python("-c", KILLED, shards)
         assert done.returncode == -signal.SIGKILL and len(read_manifest(Path("killed")).shards) == shards
     run("killed")
     assert content("killed") == content("whole")

@@ -1,8 +1,6 @@
 """What the documentation shows runs as it stands."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 from torch import nn
 
 from calgp.data import load
+from forked import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_the_examples_run(path, tmp_path):
-    result = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = python(path, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout
 

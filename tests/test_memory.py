@@ -4,7 +4,6 @@ The limit is set when torch has been imported: without memory for that, librarie
 """
 
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from typer.testing import CliRunner
 from calgp import cli
 from calgp.runs import RunFolder, shipped_run
 from calgp.runs.writing import LOCK
+from forked import python
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is Linux's")]
 TRAIN = ["train", "--source=digits", "--train-size=600", "--steps=6", "--batch-size=100", "--threads=1"]
@@ -36,9 +36,7 @@ calgp.cli.main()
 
 def call(command, more, cwd):
     """The command with so many bytes more than it has after its imports; 0: as many as it takes, told at the end."""
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(more), *command], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
+    return python("-c", PROGRAM, more, *command, cwd=cwd)
 
 
 def needed(command, cwd):

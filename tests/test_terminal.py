@@ -11,6 +11,7 @@ from rich.table import Table
 
 import calgp
 from calgp.cli.terminal import PlainColumn, Terminal, styled
+from forked import python
 
 HOSTILE = "a[/b]:smile:[red]\x1b[2J\x9b31m\u202e"
 SHOWN = "a[/b]:smile:[red]�[2J�31m�"
@@ -73,10 +74,7 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path, encoding):
 @pytest.mark.slow
 def test_a_folder_whose_name_is_markup_can_be_trained_into(tmp_path):
     """It ended in a MarkupError, after the training."""
-    command = [sys.executable, "-m", "calgp", "train", "--source", "digits", "--method", "cnn", "--steps", "1"]
-    environment = {"PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path), "COLUMNS": "200"}
+    command = ["-m", "calgp", "train", "--source", "digits", "--method", "cnn", "--steps", "1", "--out", "a[/b]"]
     for status, said in ((0, "into a[/b]."), (1, "Error: a[/b] already holds a run.")):
-        done = subprocess.run(
-            [*command, "--out", "a[/b]"], capture_output=True, text=True, cwd=tmp_path, env=environment
-        )
+        done = python(*command, cwd=tmp_path)
         assert done.returncode == status and said in done.stdout + done.stderr, done.stderr[-2000:]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 from calgp.options import POSITIVE, Interval, about, check_options, option, options_of
 
 if TYPE_CHECKING:
@@ -210,22 +211,19 @@ def default_name(what: str) -> str:
     return options_of(Run)[what].about.default_text
 
 
-def assign(options: dict[str, Any], name: str, value: Any) -> None:
-    """Set an option of a run's plain data: learning_rate, or method.depth of a method that may only be named so far.
+def assign(options: Mapping[str, Json], name: str, value: Json) -> dict[str, Json]:
+    """A run's plain data with an option set: learning_rate, or method.depth of a method that may only be named so far.
 
-    >>> options = {"method": "cnn-dgp"}
-    >>> assign(options, "method.depth", 3)
-    >>> options
+    >>> assign({"method": "cnn-dgp"}, "method.depth", 3)
     {'method': {'name': 'cnn-dgp', 'depth': 3}}
     """
-    *path, last = name.split(".")
-    if path and path[0] not in ("method", "backbone"):
+    what, dot, own = name.partition(".")
+    if not dot:
+        return {**options, name: value}
+    if what not in ("method", "backbone"):
         raise CalgpError(f"Invalid option {name}: must be an option of the run, method.NAME or backbone.NAME.")
-    for each in path:
-        if not isinstance(options.get(each), dict):
-            options[each] = {"name": options.get(each, default_name(path[0]))}
-        options = options[each]
-    options[last] = value
+    chosen = options.get(what, default_name(what))
+    return {**options, what: {**(chosen if isinstance(chosen, Mapping) else {"name": chosen}), own: value}}
 
 
 def train_command(run: Run) -> str:
@@ -250,22 +248,23 @@ def train_command(run: Run) -> str:
     return shlex.join(words)
 
 
-def _chosen(what: str, value: Any, table: Mapping[str, Any]) -> list[str]:
+def _chosen(what: str, value: Method | Backbone, table: Mapping[str, Method | Backbone]) -> list[str]:
     """Flags that choose the nearest ready value, and set the options that differ from it."""
     name, differing = _nearest(value, table)
     settings = [("--set", f"{what}.{key}={options_of(type(value))[key].show(new)}") for key, new in differing.items()]
     return [f"--{what}", name, *(word for setting in settings for word in setting)]
 
 
-def _label(value: Any, table: Mapping[str, Any]) -> str:
+def _label(value: Method | Backbone, table: Mapping[str, Method | Backbone]) -> str:
     name, differing = _nearest(value, table)
     return " ".join([name, *(f"{key}={new}" for key, new in differing.items())])
 
 
-def _nearest(value: Any, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _nearest(value: Any, table: Mapping[str, Method | Backbone]) -> tuple[str, dict[str, Json]]:
     """The ready value that is most like this one, or the kind if there is none, and the options that differ from it."""
     options = dataclasses.asdict(value)
-    ready = {name: dataclasses.asdict(each) for name, each in table.items() if type(each) is type(value)}
+    alike = {name: each for name, each in table.items() if type(each) is type(value)}
+    ready = {name: dataclasses.asdict(each) for name, each in alike.items()}  # type: ignore[call-overload]
     if not ready:
         ready = {type(value).__name__: {name: each.default for name, each in options_of(type(value)).items()}}
     differing = {name: {key: new for key, new in options.items() if new != old[key]} for name, old in ready.items()}

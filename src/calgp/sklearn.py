@@ -18,6 +18,9 @@ from torch import Tensor
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Predictive
+from calgp.json_values import Json
+from calgp.methods import Method
+from calgp.nets import Backbone
 from calgp.options import like, option, options_of
 from calgp.run import Run, default_name
 from calgp.runs import Classifier, Interrupted, RunFolder, Step, TrainingData, from_json, open_device, train_run
@@ -65,8 +68,8 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
     method: Any = option(default_name("method"), "A name in `calgp.METHODS`, or a value of it.")
     _: KW_ONLY
     backbone: Any = option(default_name("backbone"), "A name in `calgp.nets.BACKBONES`, or a value of it.")
-    method_options: Mapping[str, Any] | None = option(None, 'What differs from the method: {"depth": 2}.')
-    backbone_options: Mapping[str, Any] | None = option(None, 'What differs from the backbone: {"n": 2}.')
+    method_options: Mapping[str, Json] | None = option(None, 'What differs from the method: {"depth": 2}.')
+    backbone_options: Mapping[str, Json] | None = option(None, 'What differs from the backbone: {"n": 2}.')
     image_shape: tuple[int, ...] | None = option(
         None, "(height, width) or (height, width, channels) of X that is flat, [N, d]; without, an image is one line."
     )
@@ -163,7 +166,9 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
         state = self.random_state
         seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1)
         given = {name: getattr(self, name) for name in RUN_OPTIONS}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options: dict[str, Json | Method | Backbone] = {
+            name: value for name, value in given.items() if value is not None
+        }
         options |= {"source": "arrays", "class_weights": self._weights(), "seed": seed}
         chosen = {"method": (self.method, self.method_options), "backbone": (self.backbone, self.backbone_options)}
         for what, (value, differing) in chosen.items():

@@ -7,13 +7,14 @@ metrics, small files as artifacts.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 from calgp.runs import RunFolder, Step, to_json
+from calgp.runs.description import flat
 from calgp.runs.results import LogRecord
 
 EVERY = 100  # steps between two looks into the log
@@ -35,7 +36,7 @@ def track(folder: RunFolder, to: str, where: str, *, model: bool = False) -> str
     return TRACKERS[to](folder, where, model)
 
 
-def parameters(folder: RunFolder) -> dict[str, Any]:
+def parameters(folder: RunFolder) -> dict[str, Json]:
     """What was trained on what, flat: method.depth, backbone.channels, source, seed …
 
     >>> from calgp.runs import shipped_run
@@ -43,10 +44,8 @@ def parameters(folder: RunFolder) -> dict[str, Any]:
     'digits'
     """
     card = folder.card()
-    flat: dict[str, Any] = {"label": card.label, "network": card.network, "train_images": card.train_images}
-    for name, value in to_json(card.run).items():
-        flat |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-    return flat | {f"task.{name}": value for name, value in asdict(card.task).items()}
+    described = {"label": card.label, "network": card.network, "train_images": card.train_images}
+    return described | flat(to_json(card.run)) | {f"task.{name}": value for name, value in vars(card.task).items()}
 
 
 def logged(records: list[LogRecord]) -> Iterator[Scalar]:
@@ -125,7 +124,8 @@ def _summary_writer(directory: Path) -> Any:
 
 def _to_mlflow(folder: RunFolder, where: str, model: bool) -> str:
     card, records = folder.card(), folder.log()
-    started = _milliseconds(card.environment.started)
+    time = card.environment.started
+    started = 0 if time is None else int(datetime.fromisoformat(time).timestamp() * 1000)
     with _mlflow(where) as (mlflow, client):
         experiment = client.get_experiment_by_name("calgp")
         number = experiment.experiment_id if experiment else client.create_experiment("calgp")
@@ -175,7 +175,3 @@ TRACKERS: dict[str, Callable[[RunFolder, str, bool], str]] = {"tensorboard": _to
 
 def _last(records: list[LogRecord]) -> int:
     return records[-1].step if records else 0
-
-
-def _milliseconds(time: str | None) -> int:
-    return 0 if time is None else int(datetime.fromisoformat(time).timestamp() * 1000)

@@ -1,8 +1,8 @@
 import platform
-import subprocess
-import sys
 
 import pytest
+
+from forked import python
 
 FAULTS = """
 import resource
@@ -42,7 +42,7 @@ print(int((x / 10 != 0).sum()), int((x != 0).sum()))
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc has no mallopt")
 def test_a_freed_tensor_leaves_its_pages_to_the_next():
     """64 MB are 15,625 pages of 4 KB (fewer if the system has larger ones), asked for again each time, or never."""
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    done = python("-c", FAULTS, check=True)
     default, kept = map(int, done.stdout.split())
     assert default > 1000 and kept < 0.01 * default
 
@@ -50,7 +50,7 @@ def test_a_freed_tensor_leaves_its_pages_to_the_next():
 @pytest.mark.slow
 def test_denormal_numbers_are_zero_in_every_thread_and_normal_ones_are_kept():
     def kept(mode):
-        done = subprocess.run([sys.executable, "-c", DENORMALS, mode], capture_output=True, text=True)
+        done = python("-c", DENORMALS, mode)
         if "this processor cannot" in done.stderr:
             pytest.skip(done.stderr.strip())
         assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.runs import RunFolder, open_device, train_run
 from calgp.runs.ranks import gathered, on_first, share, together
+from forked import python
 
 from .conftest import small
 
@@ -25,8 +26,7 @@ SCRIPT = Path(__file__).parents[1] / "ranks.py"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, str(SCRIPT), "check", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = python(SCRIPT, "check", place)
     assert done.returncode == 0, done.stderr[-3000:]
     return place
 
@@ -40,9 +40,7 @@ def found(place):
 @pytest.fixture(scope="module")
 def differences(tmp_path_factory):
     place = tmp_path_factory.mktemp("differ")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "differ", str(place)], capture_output=True, text=True, timeout=300
-    )
+    done = python(SCRIPT, "differ", place)
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(place / f"differ-{rank}.pt") for rank in range(2)]
 

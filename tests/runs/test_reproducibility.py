@@ -1,12 +1,13 @@
 """The same seed in processes of their own: the same bits; with another number of threads, nearly the same numbers."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from forked import python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it forks")
 
@@ -16,7 +17,7 @@ def test_same_threads_same_bits_and_other_threads_nearly_the_same():
     """Two threads add in another order. In a prediction that changes the last digits of float32; a training of 12 steps
     carries it on from step to step: measured 5e-5 in a probability, 2e-5 in MNLL (2026-11-16)."""
     program = Path(__file__).parent / "reproducing.py"
-    done = subprocess.run([sys.executable, str(program), "12"], capture_output=True, text=True)
+    done = python(program, 12)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert [one["threads"] for one in found] == [1, 1, 2, 2]

@@ -14,13 +14,12 @@ from calgp.errors import name_error
 from calgp.options import options_of
 from calgp.run import default_name
 
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="Show the options of this one.", show_default="list all")
+]
 
-def methods(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show the options of this one.", show_default="list all")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+
+def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the methods, one line each; or the options of one, for --set method.NAME=VALUE, with their defaults.
 
     Example: calgp methods && calgp methods gpdnn
@@ -33,12 +32,7 @@ def methods(
     _list_or_show("method", METHODS, lines, name, as_json=as_json, note=why)
 
 
-def backbones(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show the options of this one.", show_default="list all")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+def backbones(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the networks, one line each; or the options of one, for --set backbone.NAME=VALUE, with their defaults.
 
     Example: calgp backbones && calgp backbones resnet

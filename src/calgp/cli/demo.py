@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
+    from calgp.json_values import Json
     from calgp.metrics import Difference, Outcomes
     from calgp.runs import Run, RunFolder
 
@@ -85,13 +86,13 @@ def demo_run(method: str, *, seed: int = 0) -> Run:
     from calgp import runs
     from calgp.run import assign
 
-    options = {
+    options: dict[str, Json] = {
         "method": {"name": method}, "backbone": "lenet", "source": "digits-large", "steps": STEPS,
         "epochs": 10.0, "schedule": "one-cycle", "holdout": 0.0, "augment": [], "crop": 4, "calibration": False,
     }  # fmt: skip
     for name, value in DEMO[method].items():
-        assign(options, name, value)
-    return runs.from_json(options | {"seed": seed})
+        options = assign(options, name, value)
+    return runs.from_json({**options, "seed": seed})
 
 
 @dataclass(frozen=True)

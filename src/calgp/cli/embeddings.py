@@ -266,7 +266,7 @@ def classify(
     fabric = open_fabric(device, "32-true", threads)
     rows = tables.prediction_rows(classified(model, images, network, weights, features, device=fabric.device))
     if csv is not None:
-        tables.write_csv(csv, rows, escape=escape_csv)
+        tables.write_csv(csv, [row.flat() for row in rows], escape=escape_csv)
     if as_json:
-        return print(json.dumps(rows))
+        return print(json.dumps([row.plain() for row in rows]))
     out.print(tables.prediction_table(rows))

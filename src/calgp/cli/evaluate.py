@@ -185,9 +185,9 @@ def predict(
     _warn_of_decisions(classifier, found.passes)
     rows = tables.prediction_rows(found)
     if csv is not None:
-        tables.write_csv(csv, rows, escape=escape_csv)
+        tables.write_csv(csv, [row.flat() for row in rows], escape=escape_csv)
     if as_json:
-        return print(json.dumps(rows))
+        return print(json.dumps([row.plain() for row in rows]))
     out.print(tables.prediction_table(rows))
 
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from calgp.errors import CalgpError, path_error
+from calgp.json_values import Json
 from calgp.options import Option, Text, find_option, options_of
 from calgp.run import Run, assign
 
@@ -59,16 +60,15 @@ def takes_run(*, without: Iterable[str] = ()) -> Callable[[Callable[..., None]],
     return decorate
 
 
-def run_options(config: Path | None, flagged: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+def run_options(config: Path | None, flagged: Mapping[str, Json], settings: Iterable[str]) -> dict[str, Json]:
     """A run's options as plain data: the file's, then the flags', then --set's. Those of the run itself are checked."""
-    options: dict[str, Any] = {} if config is None else _toml(config)
-    options |= flagged
+    options: dict[str, Json] = {**({} if config is None else _toml(config)), **flagged}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name:
             raise CalgpError(f"Invalid --set {setting}: must be NAME=VALUE, such as method.depth=3.")
         if "." in name:
-            assign(options, name, Text(text))
+            options = assign(options, name, Text(text))
         else:
             option = find_option(Run, name, of="run")
             options[option.name] = option.parse(text)
@@ -119,7 +119,7 @@ def _completion(option: Option) -> Callable[[str], list[str]]:
     return complete
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _toml(path: Path) -> dict[str, Json]:
     if not path.exists():
         raise path_error("file", path)
     if sys.version_info >= (3, 11):

@@ -1,13 +1,19 @@
 """The command for predictions that were made elsewhere: judge."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from calgp.cli.shared import JsonOption, check_sampling, err, out
 from calgp.errors import CalgpError
+from calgp.json_values import Json
+
+if TYPE_CHECKING:
+    from calgp.metrics import Difference
+    from calgp.runs.predictions_file import Judgement
 
 FilesArgument = Annotated[
     list[Path],
@@ -68,7 +74,9 @@ def judge(
         out.print(tables.paired_table(found[0].name, found[1].name, paired))
 
 
-def _write_page(path: Path, found: list[Any], paired: Any, notes: list[str]) -> None:
+def _write_page(
+    path: Path, found: "list[Judgement]", paired: "Mapping[str, Difference] | None", notes: list[str]
+) -> None:
     from calgp.report.judge import judge_page
     from calgp.runs.writing import wrap_os_errors, write_whole
 
@@ -78,7 +86,7 @@ def _write_page(path: Path, found: list[Any], paired: Any, notes: list[str]) -> 
     err.print(f"Wrote {path}.", soft_wrap=True)
 
 
-def _plain(found: list[Any], paired: Any, notes: list[str]) -> dict[str, Any]:
+def _plain(found: "list[Judgement]", paired: "Mapping[str, Difference] | None", notes: list[str]) -> dict[str, Json]:
     """The results for programs."""
     from dataclasses import asdict
 
@@ -87,5 +95,7 @@ def _plain(found: list[Any], paired: Any, notes: list[str]) -> dict[str, Any]:
         | asdict(each.own)
         for each in found
     ]
-    differences = paired and {name: {"value": each.value, "half": each.half} for name, each in paired.items()}
+    differences = None
+    if paired is not None:
+        differences = {name: {"value": each.value, "half": each.half} for name, each in paired.items()}
     return {"predictions": judged, "differences": differences, "notes": notes}

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from calgp.cli.shared import (
     out,
 )
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 
 if TYPE_CHECKING:
     from calgp.search.sweep import Sweep
@@ -59,7 +60,7 @@ DryOption = Annotated[bool, typer.Option("--dry", help="Run nothing: list what w
 
 @takes_run(without=["seed"])
 def sweep(
-    options: dict[str, Any],
+    options: dict[str, Json],
     *,
     grid: GridOption = None,
     random: RandomOption = None,
@@ -92,9 +93,13 @@ def sweep(
     from calgp.runs.jobs import Paths
     from calgp.search import sweep as sweeping
 
-    wanted = sweeping.described(options, grid or [], _given(
-        random=random, draw_seed=draw_seed, samples=samples, evaluate=evaluate or None, seeds=seeds and _seeds(seeds),
-    ))  # fmt: skip
+    given: dict[str, Json] = {
+        "random": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,
+        "seeds": seeds and _seeds(seeds),
+    }  # fmt: skip
+    # those that are None stand in the file, or are the defaults
+    given = {name: value for name, value in given.items() if value is not None}
+    wanted = sweeping.described(options, grid or [], given)
     chosen = sweeping.Part.parse(part) if part else None
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     todo = sweeping.missing_jobs(wanted, Paths(folder / "runs", data=data), chosen)
@@ -107,11 +112,6 @@ def sweep(
         _write_found(wanted, folder, failures, as_json=as_json)
     if failures:
         raise CalgpError("Not everything could be run; the same command tries again. " + " ".join(failures.values()))
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that are not None: those of the others stand in the file, or are the defaults."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _write_found(wanted: "Sweep", folder: Path, failures: dict[str, str], *, as_json: bool) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.table import Column, Table
 
 from calgp.cli.terminal import styled
+from calgp.json_values import Json
 from calgp.metrics import Difference
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
@@ -212,65 +213,81 @@ def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
     return table
 
 
-def prediction_rows(found: Prediction) -> list[dict[str, Any]]:
-    """What is said of each image, as plain data; with `abstains` and `set`, where the run has decisions."""
+@dataclass(frozen=True)
+class PredictionRow:
+    """What is said of an image; None is what the run has not: an outlier score, decisions."""
+
+    file: str
+    label: str
+    probability: float
+    entropy: float
+    mutual_information: float
+    monte_carlo_error: float
+    probabilities: dict[str, float]
+    outlier_score: float | None = None
+    outlier: bool | None = None
+    abstains: bool | None = None
+    set: list[str] | None = None
+
+    def plain(self) -> dict[str, Json]:
+        """For JSON."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def flat(self) -> dict[str, Json]:
+        """For CSV: probabilities become one column a class, the classes of a set one text."""
+        plain = self.plain() | ({} if self.set is None else {"set": "; ".join(self.set)})
+        del plain["probabilities"]
+        return plain | {f"p({name})": p for name, p in self.probabilities.items()}
+
+
+def prediction_rows(found: Prediction) -> list[PredictionRow]:
+    """What is said of each image."""
     predicted = found.predictive
     names = found.names or tuple(f"image {place}" for place in range(len(found)))
     columns = zip(
         names, found.labels, predicted.labels.tolist(), found.probs.tolist(), found.entropy.tolist(),
         found.mutual_information.tolist(), predicted.monte_carlo_error.amax(-1).tolist(), strict=True,
     )  # fmt: skip
-    rows: list[dict[str, Any]] = [
-        {"file": name, "label": label, "probability": probs[index], "entropy": entropy,
-         "mutual_information": information, "monte_carlo_error": error,
-         "probabilities": dict(zip(found.classes, probs, strict=True))}
-        for name, label, index, probs, entropy, information, error in columns
-    ]  # fmt: skip
-    if found.outlier_score is not None:
-        rows = [row | {"outlier_score": value} for row, value in zip(rows, found.outlier_score.tolist(), strict=True)]
-    if found.outliers is not None:
-        rows = [row | {"outlier": value} for row, value in zip(rows, found.outliers.tolist(), strict=True)]
-    if found.abstains is not None:
-        rows = [row | {"abstains": value} for row, value in zip(rows, found.abstains.tolist(), strict=True)]
-    if found.class_sets is not None:
-        rows = [row | {"set": value} for row, value in zip(rows, found.class_sets, strict=True)]
-    return rows
+    nothing = [None] * len(found)
+    outlier = nothing if found.outlier_score is None else found.outlier_score.tolist()
+    abstains = nothing if found.abstains is None else found.abstains.tolist()
+    flagged = nothing if found.outliers is None else found.outliers.tolist()
+    decided = zip(outlier, flagged, abstains, found.class_sets or nothing, strict=True)
+    return [
+        PredictionRow(
+            name, label, probs[index], entropy, information, error, dict(zip(found.classes, probs, strict=True)), *more
+        )
+        for (name, label, index, probs, entropy, information, error), more in zip(columns, decided, strict=True)
+    ]
 
 
-def prediction_table(rows: list[dict[str, Any]]) -> Table:
+def prediction_table(rows: list[PredictionRow]) -> Table:
     """One line an image; what a model without anything random cannot have is left out."""
-    more = [name for name in ("abstains", "set") if rows and name in rows[0]]
-    drawn = any(row["monte_carlo_error"] >= 5e-4 for row in rows)
+    more = [name for name in ("abstains", "set") if rows and getattr(rows[0], name) is not None]
+    drawn = any(row.monte_carlo_error >= 5e-4 for row in rows)
     fixed = [Column(name, justify="right", no_wrap=True) for name in ("probability", "entropy")]
-    scored = bool(rows) and "outlier_score" in rows[0]
-    random = any(row["mutual_information"] > 1e-7 for row in rows) and not scored  # a line has 80 columns
+    scored = bool(rows) and rows[0].outlier_score is not None
+    random = any(row.mutual_information > 1e-7 for row in rows) and not scored  # a line has 80 columns
     fixed += [Column("mutual\ninformation", justify="right", no_wrap=True)] * random
     fixed += [Column("outlier\nscore", justify="right", no_wrap=True)] * scored
     texts = {name: Column(name, overflow="fold") for name in ("file", "label", "next best", *more)}
     if "abstains" in texts:
         texts["abstains"].no_wrap = True
     table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
+    if any(row.outlier for row in rows):
+        table.caption = "! outlier: unlike the training images"
     for row in rows:
-        ranked = sorted(row["probabilities"].items(), key=lambda item: -item[1])
+        ranked = sorted(row.probabilities.items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
-        error = f"{row['probability']:.3f}" + (f" ± {row['monte_carlo_error']:.3f}" if drawn else "")
-        numbers = [error, f"{row['entropy']:.3f}"] + [f"{row['mutual_information']:.3f}"] * random
-        numbers += [f"{row['outlier_score']:.1f}"] if scored else []
-        said = {
-            "abstains": "yes" if row.get("abstains") else "no",
-            "set": "; ".join(row.get("set", [])) or "none",
-        }
-        table.add_row(
-            row["file"],
-            row["label"],
-            *numbers,
-            second,
-            *(said[name] for name in more),
-        )
+        error = f"{row.probability:.3f}" + (f" ± {row.monte_carlo_error:.3f}" if drawn else "")
+        numbers = [error, f"{row.entropy:.3f}"] + [f"{row.mutual_information:.3f}"] * random
+        numbers += [] if row.outlier_score is None else [f"{row.outlier_score:.1f}" + " !" * bool(row.outlier)]
+        said = {"abstains": "yes" if row.abstains else "no", "set": "; ".join(row.set or []) or "none"}
+        table.add_row(row.file, row.label, *numbers, second, *(said[name] for name in more))
     return table
 
 
-def export_row(done: Exported) -> dict[str, Any]:
+def export_row(done: Exported) -> dict[str, Json]:
     """An exported file, for programs."""
     program = None if done.program is None else str(done.program)
     return {
@@ -314,10 +331,10 @@ def number(value: float, error: float | None) -> str:
     return f"{value:.4f}" + ("" if error is None else f"\n±{error:.4f}")
 
 
-def flat_row(row: Row) -> dict[str, Any]:
+def flat_row(row: Row) -> dict[str, Json]:
     """A row of a comparison for a CSV file."""
-    flat = {"method": row.method, "network": row.backbone, "source": row.source, "train_images": row.train_images}
-    flat |= {"steps": row.steps, "seeds": " ".join(map(str, row.seeds))}
+    flat: dict[str, Json] = {"method": row.method, "network": row.backbone, "source": row.source}
+    flat |= {"train_images": row.train_images, "steps": row.steps, "seeds": " ".join(map(str, row.seeds))}
     for name, (value, error) in (row.metrics | {f"auroc_{k}": v for k, v in row.auroc.items()}).items():
         flat |= {name: value, f"{name}_se": error}
     return flat
@@ -332,14 +349,9 @@ def verification_table(checks: Iterable[Check]) -> Table:
     return table
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]], *, escape: bool = True) -> None:
-    """Rows of plain data; probabilities become one column a class, the classes of a set one text."""
-    flat = [
-        {key: "; ".join(value) if key == "set" else value for key, value in row.items() if not isinstance(value, dict)}
-        | {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
-        for row in rows
-    ]
+def write_csv(path: Path, rows: Sequence[Mapping[str, Json]], *, escape: bool = True) -> None:
+    """Rows of plain data."""
     from calgp.report.csv_text import csv_text
 
     with wrap_os_errors(path.parent):
-        write_whole(path, csv_text(flat, escape=escape).encode("utf-8", "replace"))
+        write_whole(path, csv_text(rows, escape=escape).encode("utf-8", "replace"))

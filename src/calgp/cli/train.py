@@ -1,6 +1,6 @@
 """The command `calgp train`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from calgp.cli.shared import (
     require_positive,
 )
 from calgp.errors import CalgpError, path_error
+from calgp.json_values import Json
 
 if TYPE_CHECKING:
     from calgp.runs import Classifier, Run, RunFolder, Step, TrainingData
@@ -63,7 +64,7 @@ CheckpointOption = Annotated[float, typer.Option(help="Save the training this of
 
 @takes_run()
 def train(
-    options: dict[str, Any],
+    options: dict[str, Json],
     *,
     network: TrainNetworkOption = None,
     weights: TrainWeightsOption = None,
@@ -121,7 +122,7 @@ def train(
             out.print(sentence, soft_wrap=True, highlight=False)
 
 
-def _check_resume(options: dict[str, Any], folder: Path | None, resume: Path | None) -> None:
+def _check_resume(options: Mapping[str, Json], folder: Path | None, resume: Path | None) -> None:
     """Refuse what --resume cannot go with, before anything is imported that takes long."""
     if resume is not None and (options or folder):
         raise CalgpError("Invalid --resume: the run goes on as it is; give no other options of the run.")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ from calgp.cli.shared import (
     out,
 )
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,7 +45,7 @@ FinalistsOption = Annotated[
 @takes_run(without=["source", "method", "steps", "learning_rate", "patience"])
 def tune(
     source: SourceArgument,
-    options: dict[str, Any],
+    options: dict[str, Json],
     *,
     methods: MethodsOption = "cnn-gp-sorf,cnn-mcd,cnn-cal",
     pilots: Annotated[int, typer.Option(help="Short trainings that each method begins with.")] = 8,
@@ -76,10 +77,8 @@ def tune(
     from calgp.search.tune_methods import tasks_of, tune_methods
 
     budget = Budget(pilots, steps, samples=samples, finalists=finalists)
-    options["source"] = source
-    if "steps" not in options and "epochs" not in options:
-        options["steps"] = steps
-    bases = base_runs(methods, options)
+    budgeted = "steps" in options or "epochs" in options
+    bases = base_runs(methods, {**options, "source": source} | ({} if budgeted else {"steps": steps}))
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     first = next(iter(bases.values()))
     place = folder / slug(f"{source} {first.backbone_label}")
@@ -128,18 +127,18 @@ def _print_found(rows: "list[TunedRow]", budget: "Budget", place: Path) -> None:
         out.print(row.command, soft_wrap=True, highlight=False)
 
 
-def base_runs(methods: str, options: dict[str, Any]) -> "dict[str, Run]":
+def base_runs(methods: str, options: Mapping[str, Json]) -> "dict[str, Run]":
     """The run of each method that tuning begins with, by its name."""
     from calgp.methods import METHODS
     from calgp.runs import from_json
 
-    if "method" in options and not isinstance(options["method"], dict):
+    own = options.get("method", {})
+    if not isinstance(own, Mapping):
         raise CalgpError("Invalid option method: must be named by --methods, such as cnn-gp-sorf,cnn-mcd.")
     names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
     if len(set(names)) < len(names):
         raise CalgpError(f"Invalid --methods {methods}: name each method once.")
-    more = {name: value for name, value in options.get("method", {}).items() if name != "name"}
-    bases = {name: from_json(options | {"method": {"name": name} | more}) for name in names}
+    bases = {name: from_json({**options, "method": {**own, "name": name}}) for name in names}
     for name, run in bases.items():
         if options.get("holdout") == 0:
             raise CalgpError(f"Invalid holdout=0: {name} is judged by held-out images, such as --holdout 0.1.")

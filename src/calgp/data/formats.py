@@ -12,13 +12,13 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from calgp.errors import CalgpError
 
-from .pickles import read_pickle
+from .pickles import Held, read_pickle
 
 MAX_IDX_BYTES = 2**30  # bytes of an idx file's content: EMNIST's largest has 0.55 · 10⁹
 MAX_IMAGES = 2**24  # images: each has two numbers of eight bytes besides its pixels
@@ -100,12 +100,13 @@ def read_cifar_pickle(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
 def read_cifar_names(path: Path, key: str) -> tuple[str, ...]:
     """The class names under `key` of a `meta` file of the Python version."""
     names = _cifar_dict(path).get(key)
-    if not isinstance(names, list) or not names or not all(isinstance(name, str | bytes) for name in names):
+    texts = [name for name in names if isinstance(name, str | bytes)] if isinstance(names, list) else []
+    if not texts or texts != names:
         raise CalgpError(f"{path} holds no class names under {key!r}; download or copy it again.")
-    return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in names)
+    return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in texts)
 
 
-def _cifar_dict(path: Path) -> dict[str, Any]:
+def _cifar_dict(path: Path) -> dict[str, Held]:
     try:
         return read_pickle(bytes(read_file(path, MAX_CIFAR_BYTES)))
     except CalgpError as error:

@@ -12,7 +12,7 @@ import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class _Array:
 
 
 MAX_OPCODES = 2_000_000  # opcodes: CIFAR-100's train file has 120,241; each may make some 200 bytes
+Held: TypeAlias = "str | bytes | int | list[Held] | tuple[Held, ...] | dict[str, Held] | np.ndarray | None"
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _MARK = object()
 _UINT8 = object()
@@ -53,7 +54,7 @@ _ALLOWED = {
 }  # fmt: skip
 
 
-def read_pickle(data: bytes) -> dict[str, Any]:
+def read_pickle(data: bytes) -> dict[str, Held]:
     """The dict that a CIFAR pickle holds: texts, ints, lists, and uint8 arrays as values.
 
     Raises:
@@ -84,7 +85,7 @@ def _steps(stream: io.BytesIO) -> Iterator[tuple[str, Any]]:
     raise ValueError("no pickle, or one without an end")
 
 
-def _plain(value: Any) -> dict[str, Any]:
+def _plain(value: Any) -> dict[str, Held]:
     """The finished dict with real arrays in it."""
     if not isinstance(value, dict):
         raise CalgpError(f"the pickle holds a {type(value).__name__} instead of a dict")

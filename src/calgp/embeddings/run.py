@@ -109,15 +109,7 @@ class VectorRun(Classifier):
             )
         return vector_images(SCHEME + vectors.train, self.card.classes).take(torch.tensor(self.card.holdout_rows))
 
-    def export(
-        self,
-        path: Path | None = None,
-        *,
-        to: Target = "onnx",
-        passes: int | None = None,
-        engine: Engine | None = None,
-        seed: int = 0,
-    ) -> Exported:
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
         if to != "onnx" or self.calibrator is not None:
             raise CalgpError("A GPClassifier is exported to onnx only, with the probabilities that it was fitted with.")
         return self.classifier.export(self.folder.path / "model.onnx" if path is None else path)

@@ -40,7 +40,11 @@ class Mixture(Model):
             found = [_repeated(latent, most) for latent in found]
         mean = torch.cat([latent.mean for latent in found])
         if any(latent.covariance is not None for latent in found):
-            return Latent(mean, covariance=torch.cat([_covariance(latent) for latent in found]))
+            covariances = (
+                torch.diag_embed(latent.marginal_variance) if latent.covariance is None else latent.covariance
+                for latent in found
+            )
+            return Latent(mean, covariance=torch.cat(list(covariances)))
         if all(latent.is_points for latent in found):
             return Latent(mean)
         return Latent(mean, torch.cat([latent.marginal_variance for latent in found]))
@@ -55,7 +59,3 @@ def _repeated(latent: Latent, components: int) -> Latent:
     mean, *rest = (None if part is None else part.repeat_interleave(times, 0) for part in latent)
     assert mean is not None  # noqa: S101 (for the type checker)
     return Latent(mean, *rest)
-
-
-def _covariance(latent: Latent) -> Float[Tensor, "S N Q Q"]:
-    return torch.diag_embed(latent.marginal_variance) if latent.covariance is None else latent.covariance

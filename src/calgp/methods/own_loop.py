@@ -1,6 +1,6 @@
 """`gp_classifier`: anybody's network with a Gaussian process on top, as a module for one's own training loop."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from calgp.errors import CalgpError, name_error
 from calgp.gp import Latent, Model, Noise, Posterior, evaluating
+from calgp.json_values import Json
 from calgp.methods import METHODS
 from calgp.methods.base import Method
 from calgp.methods.random_features import CnnGpModel, RandomFeatures
@@ -66,8 +67,8 @@ def gp_classifier(
         shape = find_image_shape(network) if image_shape is None else tuple(image_shape)
         layers = [each for each in network.modules() if isinstance(each, LAYERS)]
         masked = not freeze and len(layers) > 2  # the first has no mask, and the last is the old classifier
-        mask: dict[str, Any] = {"mask": "all" if masked else "none"}
-        network = _Given(network, Wrapped("given", freeze=freeze, **mask | of_network))
+        of_network.setdefault("mask", "all" if masked else "none")
+        network = _Given(network, Wrapped("given", freeze=freeze, **of_network))
     elif freeze or of_network or image_shape is None:
         raise CalgpError(
             "A backbone has its own options, as calgp.wrap(network, freeze=True, mask='none'), and needs the shape of "
@@ -165,7 +166,7 @@ class _Given(Backbone):
         return self.spec.features_of(self.network, task, posterior, generator=generator)
 
 
-def _method(method: str | Method, options: dict[str, Any]) -> RandomFeatures:
+def _method(method: str | Method, options: Mapping[str, Json]) -> RandomFeatures:
     known = {name: each for name, each in METHODS.items() if isinstance(each, RandomFeatures)}
     chosen = known.get(method) if isinstance(method, str) else method
     if not isinstance(chosen, RandomFeatures):  # others need more than gradients: inducing points, a last pass

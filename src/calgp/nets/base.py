@@ -70,7 +70,7 @@ class Backbone(ABC):
         """What a run folder must keep of it beside run.json, in network.json; nothing of most."""
         return None
 
-    def take_stored(self, text: str) -> None:  # noqa: B027
+    def recall(self, text: str) -> None:  # noqa: B027
         """Take what `stored_text` gave; ValueError where it is another network's."""
 
     def choose(self, task: Task, *, mirror: bool = False) -> "Backbone":

@@ -117,7 +117,7 @@ class Pretrained(Backbone):
     def stored_text(self) -> str | None:
         return self._stored().text
 
-    def take_stored(self, text: str) -> None:
+    def recall(self, text: str) -> None:
         if hashlib.sha256(text.encode()).hexdigest() != self.program:
             raise ValueError("it is not the network that run.json describes")
         PROGRAMS.setdefault(self.program, StoredProgram(text, json.loads(text)))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from calgp.errors import CalgpError, one_line
+from calgp.json_values import Json
 from calgp.nets.last_layer import LastLayer, Pass
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -57,8 +58,8 @@ class Step(NamedTuple):
 
     name: str
     operation: str
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    args: Sequence[Json]
+    kwargs: Mapping[str, Json]
 
 
 class Program(nn.Module):
@@ -97,7 +98,7 @@ class Program(nn.Module):
         self._last_use = _last_uses(self.steps, {*given})
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        values: dict[str, Any] = {name: getattr(self, own) for name, own in self.names.items()} | {"x": x}
+        values: dict[str, Tensor] = {name: getattr(self, own) for name, own in self.names.items()} | {"x": x}
         for place, (step, operation) in enumerate(self._run):
             args = [_value(each, values, x) for each in step.args]
             kwargs = {name: _value(each, values, x) for name, each in step.kwargs.items()}
@@ -145,7 +146,7 @@ class Images(nn.Module):
 
 def describe(
     last: LastLayer, shape: Sequence[int], *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """A trained network as a program from pixels to features and logits: its steps, and their tensors.
 
     It is run beside the network before it is given away, and refused if they differ.
@@ -201,8 +202,8 @@ def _compare(program: Program, x: Tensor, expected: Sequence[Tensor], instead: s
             )
 
 
-def _described(traced: Any, count: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    tensors, rename, steps = dict[str, Tensor](), dict[str, str](), list[list[Any]]()
+def _described(traced: Any, count: int) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    tensors, rename, steps = dict[str, Tensor](), dict[str, str](), list[list[Json]]()
     parameters = [each.arg.name for each in traced.graph_signature.input_specs if each.kind.name == "PARAMETER"]
     for spec in traced.graph_signature.input_specs:
         if spec.target is None:
@@ -267,7 +268,7 @@ def _plain(value: Any, rename: Mapping[str, str]) -> Any:
     raise CalgpError(f"The network cannot be written as a program: an operation takes a {type(value).__name__}.")
 
 
-def _value(value: Any, values: Mapping[str, Any], x: Tensor) -> Any:
+def _value(value: Any, values: Mapping[str, Tensor], x: Tensor) -> Any:
     """An argument from JSON."""
     if isinstance(value, list):
         return [_value(each, values, x) for each in value]

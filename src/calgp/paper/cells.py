@@ -1,9 +1,11 @@
 """The cells of each experiment: which methods are trained on which panels, at which sizes, with which options."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from calgp.data.corruptions import CORRUPTIONS
+from calgp.json_values import Json
 from calgp.runs import Run
 from calgp.runs.jobs import Shift
 
@@ -130,8 +132,8 @@ class Difference:
     """Something in which the paper and its authors' code differ: how the base is changed to price it."""
 
     says: str
-    method: dict[str, object] | None = None
-    backbone: dict[str, object] | None = None
+    method: Mapping[str, Json] | None = None
+    backbone: Mapping[str, Json] | None = None
     other_batch: bool = False
     instead: tuple[tuple[str, str], ...] = ()
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from calgp.json_values import Json
 from calgp.report.csv_text import csv_text
 from calgp.report.experiment import experiment_page
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
@@ -75,9 +76,9 @@ def _summary(
     cells: Sequence[Cell],
     rows: Sequence[Row],
     found: Sequence[Verdict],
-    table: Sequence[Mapping[str, object]],
+    table: Sequence[Mapping[str, Json]],
     authors: bool,
-) -> dict[str, object]:
+) -> dict[str, Json]:
     """What table.json holds."""
     return {
         "experiment": experiment.name,
@@ -93,8 +94,8 @@ def _summary(
 def _write_files(
     page: str,
     drawings: Mapping[str, Drawn],
-    table: Sequence[Mapping[str, object]],
-    summary: Mapping[str, object],
+    table: Sequence[Mapping[str, Json]],
+    summary: Mapping[str, Json],
     out: Path,
 ) -> None:
     files = {

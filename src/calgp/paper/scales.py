@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 from calgp.methods import METHODS, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
 from calgp.runs import Run
@@ -43,7 +44,7 @@ class Setting:
     only: Mapping[int | None, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     outside: str | None = None
     samples: int = 50
-    options: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Json]] = dataclasses.field(default_factory=dict)
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     method_seeds: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     learned_theta: bool = True

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from calgp.json_values import Json
 from calgp.report.experiment import Judged, Table, Tally
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
@@ -31,11 +31,11 @@ BELOW = {  # what stands below a number: intervals or not
 PUBLISHED = ("paper", "paper, other scale")  # columns of published numbers: comparable with ours, or not
 
 
-def table_of(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def table_of(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Json]]:
     """Rows as plain data: what was run, then mean, standard error, half an interval and published number by metric."""
     table = []
     for row in rows:
-        plain: dict[str, Any] = {"panel": row.panel, "method": row.method}
+        plain: dict[str, Json] = {"panel": row.panel, "method": row.method}
         plain |= described(row) | ({} if row.x is None else {experiment.axis: row.x})
         plain |= {"seeds": [detail.seed for detail in row.details], "planned": row.planned}
         plain |= {"at_paper_scale": at_paper_scale(row.panel, row.runs), "paired": row.resampled is not None}
@@ -226,7 +226,7 @@ def _line(part: Part) -> tuple[str, str, str, str]:
     return part.what, decimal(part.difference), interval, part.state
 
 
-def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Any]:
+def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Json]:
     """A verdict as plain data. `rows` of a comparison are places in the table's rows (tools/check_verdicts.py)."""
     places = {id(row): place for place, row in enumerate(rows)}
     parts = [

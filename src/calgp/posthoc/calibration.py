@@ -16,6 +16,7 @@ tensor([0.5300, 0.5300, 0.5300, 0.5300])
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
+from calgp.json_values import Json
 
 LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
@@ -302,17 +304,17 @@ def find(name: str) -> type[Calibrator]:
     return CALIBRATORS[name]
 
 
-def to_json(calibrator: Calibrator) -> dict[str, Any]:
+def to_json(calibrator: Calibrator) -> dict[str, Json]:
     """The calibrator as plain data; `from_json` gives the same value back, to the bit."""
     name = next(name for name, kind in CALIBRATORS.items() if type(calibrator) is kind)
-    return {"calibrator": name} | _lists(dataclasses.asdict(calibrator))  # type: ignore[call-overload]
+    return {"calibrator": name, **_lists(dataclasses.asdict(calibrator))}  # type: ignore[call-overload]
 
 
-def from_json(data: dict[str, Any]) -> Calibrator:
+def from_json(data: Mapping[str, Json]) -> Calibrator:
     """The calibrator of plain data, checked."""
-    if not isinstance(data, dict) or not isinstance(data.get("calibrator"), str):
+    if not isinstance(data, Mapping) or not isinstance(name := data.get("calibrator"), str):
         raise CalgpError(f"A calibrator is a table with its name under 'calibrator', not {short_repr(data)}.")
-    kind = find(data["calibrator"])
+    kind = find(name)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     try:
         calibrator = kind(**{name: _numbers(data[name]) for name in names})

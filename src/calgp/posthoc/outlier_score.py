@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 
 
 class PredictiveLike(Protocol):
@@ -55,7 +56,7 @@ class OutlierScore(ABC):
         """How far rounding may move the score: 0, but for one that counts ordinary inputs."""
         return 0.0
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Json]:
         """The plain numbers, for JSON; with `tensors` it is all of the score."""
         return {key: value for key, value in vars(self).items() if not isinstance(value, Tensor)}
 

@@ -19,12 +19,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from calgp.errors import CalgpError, name_error
+from calgp.json_values import Json
 from calgp.posthoc.combined_outliers import Combined, left_out_scores, surprise
 from calgp.posthoc.decisions import conformal_quantile
 from calgp.posthoc.feature_outliers import Density, Neighbours
@@ -55,7 +55,7 @@ def find(name: str) -> type[OutlierScore]:
     return OUTLIER_SCORES[name]
 
 
-def from_state(name: str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> OutlierScore:
+def from_state(name: str, settings: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> OutlierScore:
     """A score from its name, `settings` and `tensors`."""
     cls = find(name)
     given, wanted = {*settings, *tensors}, {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]

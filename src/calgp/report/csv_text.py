@@ -3,12 +3,13 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from calgp.json_values import Json
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets compute
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]], *, escape: bool = True) -> str:
+def csv_text(rows: Sequence[Mapping[str, Json]], *, escape: bool = True) -> str:
     """A header and a line for each row; lists are joined by spaces.
 
     With `escape`, text that a spreadsheet would run as a formula gets an apostrophe in front (class names and file

@@ -113,7 +113,12 @@ def _comparison(runs: Sequence[RunSection]) -> Comparison | None:
         ],
         dots=[
             figures.dots(
-                METRICS[key][0], [_dot(run, scored, key) for run, scored in rows], unit="%" if key == "err" else ""
+                METRICS[key][0],
+                [
+                    figures.Dot(run.label, getattr(scored.values, key), getattr(scored.intervals, key), run.colour)
+                    for run, scored in rows
+                ],
+                unit="%" if key == "err" else "",
             )
             for key in PAPER
         ],
@@ -136,7 +141,3 @@ def _auroc_cells(runs: Sequence[RunSection], run: RunSection, sources: Sequence[
         auroc = own.get(source)
         cells.append(auroc and Cell(nats(auroc.value), interval(auroc.interval, nats), auroc.value == best))
     return cells
-
-
-def _dot(run: RunSection, scored: InsideSection, key: str) -> figures.Dot:
-    return figures.Dot(run.label, getattr(scored.values, key), getattr(scored.intervals, key), run.colour)

@@ -4,11 +4,11 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from calgp.gp import Passes
+from calgp.json_values import Json
 from calgp.runs.card import Card
-from calgp.runs.description import to_json
+from calgp.runs.description import flat, to_json
 from calgp.runs.folder import RunFolder, shipped_run
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 
@@ -49,7 +49,8 @@ def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
             *(_evaluation_command(folder, each, card, calibrated) for each in found),
         ],
         described=_described(card),
-        options=[("members", ", ".join(member.path for member in card.members))] * bool(card.members) + _flat(options),
+        options=[("members", ", ".join(member.path for member in card.members))] * bool(card.members)
+        + [(name, _option(value)) for name, value in flat(options).items()],
         json=json.dumps(options, indent=1, ensure_ascii=False),
         environment=[(name, str(value)) for name, value in card.environment.items() if name != "command"],
         checksums=[
@@ -102,14 +103,7 @@ def _evaluation_command(folder: RunFolder, found: Evaluation, card: Card, calibr
     return shlex.join(["calgp", "evaluate", _path(folder), *options])
 
 
-def _flat(options: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for name, value in options.items():
-        rows += _flat(value, f"{before}{name}.") if isinstance(value, dict) else [(before + name, _option(value))]
-    return rows
-
-
-def _option(value: object) -> str:
+def _option(value: Json) -> str:
     if value is None:
         return "–"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -258,7 +258,9 @@ def _inside(evaluated: Evaluated, folder: RunFolder, card: Card, colour: str) ->
         variants=[(VARIANTS.get(name, name), decimal(value)) for name, value in own.ece_variants.items()],
         reliability=figures.reliability(own.reliability, ece=own.scores.ece, mce=own.scores.mce, colour=colour),
         bins=own.reliability,
-        confidence=None if columns is None else _confidence(columns),
+        confidence=None
+        if columns is None
+        else figures.confidence_histogram(columns["confidence"].tolist(), (columns["label"] == columns["y"]).tolist()),
         decisions=decision_section(found, columns, card.classes),
         flagged=_flagged_sentence(found.flagged),
         advice=advice(found, card, str(folder.path)),
@@ -335,11 +337,6 @@ def _certain(columns: dict[str, Tensor] | None) -> tuple[int, float, float] | No
         return None
     right = (columns["label"] == columns["y"])[high].double()
     return int(high.sum()), columns["confidence"][high].double().mean().item(), right.mean().item()
-
-
-def _confidence(columns: dict[str, Tensor]) -> str:
-    correct = (columns["label"] == columns["y"]).tolist()
-    return figures.confidence_histogram(columns["confidence"].tolist(), correct)
 
 
 def _more_intervals(evaluated: Evaluated) -> dict[str, list[float]]:

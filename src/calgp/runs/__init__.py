@@ -1,5 +1,6 @@
 """Doing: from the description of a run to files, and from files to predictions and scores."""
 
+import calgp.runs.quick_start  # noqa: F401 (before anything else imports lightning-fabric)
 from calgp.run import Run
 from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier, load

@@ -1,9 +1,11 @@
 """A run as plain data, and back: run folders, TOML files and the command line describe runs so."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from calgp.errors import CalgpError, name_error, short_repr
+from calgp.json_values import Json
 from calgp.methods import METHODS, Method
 from calgp.nets import BACKBONES, Auto, Backbone, Pretrained, Wrapped
 from calgp.options import options_of, validate
@@ -12,27 +14,45 @@ from calgp.run import Run, default_name
 Described = TypeVar("Described", Method, Backbone)
 
 
-def to_json(run: Run) -> dict[str, Any]:
+def to_json(run: Run) -> dict[str, Json]:
     """The run as plain data.
 
     >>> to_json(from_json({"seed": 7, "backbone": "resnet"}))["seed"]
     7
     """
-    data = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    return data | {name: _described(data[name]) for name in ("method", "backbone")}
+    return {**vars(run), "method": _described(run.method), "backbone": _described(run.backbone)}
 
 
-def identity(run: Run) -> dict[str, Any]:
+def flat(data: Mapping[str, Json]) -> dict[str, Json]:
+    """Plain data with every option by its whole name.
+
+    >>> flat({"seed": 7, "method": {"name": "cnn-dgp", "depth": 3}})
+    {'seed': 7, 'method.name': 'cnn-dgp', 'method.depth': 3}
+    """
+    found: dict[str, Json] = {}
+    for name, value in data.items():
+        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def identity(run: Run) -> dict[str, Json]:
     """`to_json` without younger options that are at their defaults: the same for equal runs of all versions."""
-    data = to_json(run)
-    for described, plain in ((run, data), (run.method, data["method"]), (run.backbone, data["backbone"])):
-        for name, each in options_of(type(described)).items():
-            if each.about.since_version and getattr(described, name) == each.before:
-                del plain[name]
-    return data
+
+    def old(described: Run | Method | Backbone, plain: Mapping[str, Json]) -> dict[str, Json]:
+        options = options_of(type(described))
+        return {
+            name: value
+            for name, value in plain.items()
+            if name == "kind"
+            or not options[name].about.since_version
+            or getattr(described, name) != options[name].before
+        }
+
+    parts = {"method": run.method, "backbone": run.backbone}
+    return old(run, to_json(run)) | {name: old(each, _described(each)) for name, each in parts.items()}
 
 
-def from_json(data: dict[str, Any]) -> Run:
+def from_json(data: Mapping[str, Json | Method | Backbone]) -> Run:
     """The run of plain data (a run folder, a TOML file, the command line), checked.
 
     From Python, method and backbone may also be the objects themselves.
@@ -40,7 +60,7 @@ def from_json(data: dict[str, Any]) -> Run:
     >>> from_json({"source": "mnist", "method": "cnn-mcd", "epochs": 3}).label
     'cnn-mcd'
     """
-    if not isinstance(data, dict):
+    if not isinstance(data, Mapping):
         raise CalgpError(f"Invalid run={short_repr(data)}: must be a table of options.")
     method, backbone = (data.get(name, default_name(name)) for name in ("method", "backbone"))
     if not isinstance(method, Method):
@@ -50,16 +70,16 @@ def from_json(data: dict[str, Any]) -> Run:
     return validate(Run, {**data, "method": method, "backbone": backbone}, of="run")
 
 
-def from_folder(data: dict[str, Any]) -> Run:
+def from_folder(data: Mapping[str, Json]) -> Run:
     """The run of a run.json, which may be an earlier version's: options that it lacks were as they were then."""
-    if isinstance(data, dict):
+    if isinstance(data, Mapping):
         younger = {name: each.before for name, each in options_of(Run).items() if each.about.since_version}
-        data = younger | data
+        data = {**younger, **data}
     return from_json(data)
 
 
-def _described(value: Any) -> dict[str, Any]:
-    return {"kind": type(value).__name__} | dataclasses.asdict(value)
+def _described(value: Method | Backbone) -> dict[str, Json]:
+    return {"kind": type(value).__name__, **dataclasses.asdict(value)}  # type: ignore[call-overload]
 
 
 def _undescribed(data: Any, table: dict[str, Described], what: str, *others: type[Described]) -> Described:

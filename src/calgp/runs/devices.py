@@ -3,7 +3,6 @@
 import atexit
 import os
 from datetime import timedelta
-from typing import Any
 
 from lightning_fabric import Fabric
 from lightning_fabric.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
@@ -42,11 +41,14 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
         raise CalgpError(f"--devices {processes} starts processes itself; torchrun has done so, leave it out.")
     if index and here * nodes > 1:
         raise CalgpError(f"--device {device} is one for several processes; give {accelerator}, and each has its own.")
-    where: dict[str, Any] = {"devices": [int(index)] if index else here}
-    if here * nodes > 1:  # `fit` itself keeps the buffers that move the same on all ranks
-        where |= {"num_nodes": nodes, "strategy": DDPStrategy(broadcast_buffers=False, timeout=STARTING)}
+    # `fit` itself keeps the buffers that move the same on all ranks
+    strategy = DDPStrategy(broadcast_buffers=False, timeout=STARTING) if here * nodes > 1 else "auto"
     try:
-        fabric = Fabric(accelerator=accelerator, precision=precision, **where)  # type: ignore[arg-type]
+        devices = [int(index)] if index else here
+        fabric = Fabric(
+            accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=nodes,
+            precision=precision,  # type: ignore[arg-type]
+        )  # fmt: skip
         if nodes == 1 and restarted() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             _meet_again("nccl" if fabric.device.type == "cuda" else "gloo")
         fabric.launch()

@@ -21,17 +21,15 @@ def ensemble(members: Sequence[RunFolder], folder: RunFolder) -> Card:
     if (folder.path / "run.json").exists():
         raise CalgpError(f"{folder.path} already holds a run. Choose another --out.")
     cards = [member.card() for member in members]
-    listed = tuple(_member(member, card, folder) for member, card in zip(members, cards, strict=True))
+    paths = (os.path.relpath(member.path.resolve(), folder.path.resolve()) for member in members)
+    listed = tuple(
+        Member(path, card.label, card.network, card.run.seed) for path, card in zip(paths, cards, strict=True)
+    )
     card = replace(cards[0], holdout_rows=_held_out_by_all(cards), environment=environment(), members=listed)
     folder.mixture(card)  # refuses what does not fit together or is not finished
     with folder.owned():
         folder.create(card)
     return card
-
-
-def _member(member: RunFolder, card: Card, folder: RunFolder) -> Member:
-    path = os.path.relpath(member.path.resolve(), folder.path.resolve())
-    return Member(path, card.label, card.network, card.run.seed)
 
 
 def _held_out_by_all(cards: Sequence[Card]) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -26,8 +26,10 @@ from calgp._version import __version__
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, predict
+from calgp.json_values import Json
 from calgp.nets import Task
 from calgp.posthoc.calibration import LOWEST, Calibrator
+from calgp.runs.card import Card
 from calgp.runs.evaluation import form
 from calgp.runs.record import to_json
 from calgp.runs.writing import wrap_os_errors, write_whole
@@ -37,7 +39,13 @@ if TYPE_CHECKING:
 
 Target = Literal["onnx", "torch-export"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
-OUTPUTS = ("probabilities", "entropy", "expected_entropy", "mutual_information", "spread")
+OUTPUTS = {
+    "probabilities": "[N, Q] p(y | x), calibrated if there is a calibrator",
+    "entropy": "[N] of probabilities, in nats",
+    "expected_entropy": "[N] of the samples, before calibration",
+    "mutual_information": "[N] entropy of the average of samples less expected entropy, before calibration",
+    "spread": "[N, Q] standard deviation of the samples' probabilities, before calibration",
+}
 TOLERANCE = 1e-5  # of every output, between the file and torch
 METADATA = "calgp.json"  # the extra file of a torch.export archive
 OPSET = 18
@@ -55,7 +63,7 @@ class Exported:
     images: int  # that were compared
     passes: Passes
     seed: int
-    metadata: dict[str, Any]  # what the file tells of itself
+    metadata: Mapping[str, Json]  # what the file tells of itself
 
 
 class Deployable(nn.Module):
@@ -160,12 +168,8 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
     image = (task.channels, task.height, task.width)
     module = Deployable(classifier.model, image, how=how, seed=seed, calibrator=calibrator)
     probabilities = classifier.calibration and classifier.calibration.probabilities
-    metadata = _metadata(task, module.how, seed) | {
-        "method": card.label,
-        "network": card.network,
-        "trained_on": card.run.source,
-        "classes": list(card.classes),
-        "calibrator": probabilities and asdict(probabilities),
+    metadata = described(card, module.how, seed) | {
+        "calibrator": probabilities and to_json(probabilities),
         "decisions": classifier.fitted_decisions and to_json(classifier.fitted_decisions),
     }
     x = _probes(task)
@@ -179,7 +183,7 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
 
 
 def verified(
-    module: nn.Module, x: Tensor, expected: dict[str, Tensor], *, to: Target, metadata: dict[str, Any],
+    module: nn.Module, x: Tensor, expected: dict[str, Tensor], *, to: Target, metadata: Mapping[str, Json],
     name: str = "images", step: float = 0.0,
 ) -> tuple[bytes, dict[str, float]]:  # fmt: skip
     """The file of a module that takes `name`, and the largest differences of its outputs to what is expected for `x`.
@@ -204,7 +208,9 @@ def verified(
     return data, worst
 
 
-def _metadata(task: Task, how: Passes, seed: int) -> dict[str, Any]:
+def described(card: Card, how: Passes, seed: int, outputs: Mapping[str, str] = OUTPUTS) -> dict[str, Json]:
+    """What a file tells of itself: what goes in, what comes out, and by what model."""
+    task = card.task
     return {
         "calgp": __version__,
         "input": {
@@ -213,17 +219,15 @@ def _metadata(task: Task, how: Passes, seed: int) -> dict[str, Any]:
             "preprocessing": "float32 in [0, 1]: 8-bit pixels / 255, channels first, grey or RGB; upright by EXIF, "
             "on white where transparent, stretched to the size by bilinear resampling",
         },
-        "outputs": {
-            "probabilities": "[N, Q] p(y | x), calibrated if there is a calibrator",
-            "entropy": "[N] of probabilities, in nats",
-            "expected_entropy": "[N] of the samples, before calibration",
-            "mutual_information": "[N] entropy of the average of samples less expected entropy, before calibration",
-            "spread": "[N, Q] standard deviation of the samples' probabilities, before calibration",
-        },
+        "outputs": outputs,
         "samples": how.count,
         "engine": how.engine,
         "seed": seed,
         "draws": "of row 0, for all images of a batch the same",
+        "method": card.label,
+        "network": card.network,
+        "trained_on": card.run.source,
+        "classes": list(card.classes),
     }
 
 
@@ -260,7 +264,7 @@ def _exported(module: nn.Module, image: tuple[int, ...], *, strict: bool) -> Any
 Runner = Callable[[Tensor], list[Tensor]]
 
 
-def _as_torch_export(traced: Any, metadata: dict[str, Any], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
+def _as_torch_export(traced: Any, metadata: Mapping[str, Json], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
     import io
 
     file = io.BytesIO()
@@ -270,7 +274,7 @@ def _as_torch_export(traced: Any, metadata: dict[str, Any], name: str, outputs: 
     return file.getvalue(), lambda x: list(module(x))
 
 
-def _as_onnx(traced: Any, metadata: dict[str, Any], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
+def _as_onnx(traced: Any, metadata: Mapping[str, Json], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -298,7 +302,7 @@ def _as_onnx(traced: Any, metadata: dict[str, Any], name: str, outputs: list[str
     return data, lambda x: [torch.from_numpy(each) for each in session.run(outputs, {name: x.numpy()})]
 
 
-WRITERS: dict[str, Callable[[Any, dict[str, Any], str, list[str]], tuple[bytes, Runner]]] = {
+WRITERS: dict[str, Callable[[Any, Mapping[str, Json], str, list[str]], tuple[bytes, Runner]]] = {
     "onnx": _as_onnx,
     "torch-export": _as_torch_export,
 }

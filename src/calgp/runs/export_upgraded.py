@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from calgp.posthoc.outliers import OutlierScore
-from calgp.runs.export import PROGRAM, SUFFIXES, Exported, Target, _metadata, _probes, outputs_of, verified
+from calgp.runs.export import OUTPUTS, PROGRAM, SUFFIXES, Exported, Target, _probes, described, outputs_of, verified
 from calgp.runs.record import to_json
 from calgp.runs.upgraded import Kept, UpgradedClassifier
 from calgp.runs.writing import wrap_os_errors, write_whole
@@ -32,7 +32,8 @@ class DeployableUpgrade(nn.Module):
         covariance = self.upgraded.posterior.logit_covariance_at_once(c)
         predictive = self.upgraded.predictive_at_once(f, covariance, self.kept)
         outlier: OutlierScore = self.upgraded.outlier
-        found = (*outputs_of(predictive).values(), outlier.elementary(c, predictive))
+        score = outlier.elementary(c, self.upgraded.as_decided(predictive))
+        found = (*outputs_of(predictive).values(), score)
         return tuple(each.to(images.dtype) for each in found)
 
 
@@ -43,10 +44,8 @@ def export_upgraded(run: UpgradedRun, path: Path | None, *, to: Target) -> Expor
     x = _probes(card.task)
     found = run.upgraded.predict(x)
     expected = outputs_of(found.predictive) | {"outlier_score": found.outlier_score}
-    metadata = _metadata(card.task, how, 0)
-    metadata["outputs"] |= {"outlier_score": f"[N] {fitted.outlier}: higher is further from what was trained on"}
-    metadata |= {
-        "method": card.label, "network": card.network, "trained_on": card.run.source, "classes": list(card.classes),
+    outlier = {"outlier_score": f"[N] {fitted.outlier}: higher is further from what was trained on"}
+    metadata = described(card, how, 0, OUTPUTS | outlier) | {
         "calibrator": None, "outlier_threshold": fitted.threshold and to_json(fitted.threshold),
         "decisions": run.fitted_decisions and to_json(run.fitted_decisions),
     }  # fmt: skip

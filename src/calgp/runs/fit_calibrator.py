@@ -59,8 +59,9 @@ def fitted_on(
     """
     fitted = _fit(name, before, images.y, spread)
     parameters = calibration.to_json(fitted)
+    del parameters["calibrator"]
     return Calibration(
-        calibrator=parameters.pop("calibrator"),
+        calibrator=name,  # type: ignore[arg-type]  (it was found)
         parameters=parameters,
         n=len(images),
         of=images.checksum() if of is None else of,

@@ -3,10 +3,11 @@
 import json
 import os
 import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.gp import Mixture, Model
+from calgp.json_values import Json
 from calgp.runs import older
 from calgp.runs.build import build, load_state
 from calgp.runs.card import FORMAT, Card
@@ -73,7 +75,9 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the training has come to its end; an ensemble's has."""
-        return is_file(self.path / "model.safetensors") or self._is_ensemble()
+        if is_file(self.path / "model.safetensors"):
+            return True
+        return is_file(self.path / "run.json") and bool(self.card().members)
 
     @property
     def interrupted(self) -> bool:
@@ -86,8 +90,7 @@ class RunFolder:
 
     def create(self, card: Card) -> None:
         """Make the folder, if need be, and its run.json."""
-        data = to_json(card)
-        data["environment"] = _without_none(data["environment"])
+        data = to_json(card) | {"environment": _without_none(to_json(card.environment))}
         if self.writes:
             with wrap_os_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -223,7 +226,7 @@ class RunFolder:
         """The checksum of the tensors in a file, as it tells it; None if there is no such file."""
         return read_header(self.path / name).digest if is_file(self.path / name) else None
 
-    def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: dict[str, Any] | None = None) -> str:
+    def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: Mapping[str, Json] | None = None) -> str:
         """Store tensors, with JSON beside them; the checksum of the tensors. Equal ones give equal bytes."""
         tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         tensors = _apart(tensors)
@@ -308,10 +311,7 @@ class RunFolder:
     def _evaluation(self, name: str) -> Evaluation:
         return self._read(name, Evaluation, "is damaged", "evaluate")
 
-    def _is_ensemble(self) -> bool:
-        return is_file(self.path / "run.json") and bool(self.card().members)
-
-    def _write_json(self, name: str, data: dict[str, Any], kind: type) -> None:
+    def _write_json(self, name: str, data: Mapping[str, Json], kind: type) -> None:
         """Write what can be read again as a record of this kind; anything else is refused here, before work is lost."""
         text = (json.dumps(data, indent=1) + "\n").encode()
         try:
@@ -371,10 +371,9 @@ def open_folder(path: str | os.PathLike[str]) -> RunFolder:
     return shipped_run() if str(path) == "shipped" and not Path(path).exists() else RunFolder(path)
 
 
-def evaluation_data(found: Evaluation) -> dict[str, Any]:
+def evaluation_data(found: Evaluation) -> dict[str, Json]:
     """What scores-*.json holds: of images of other classes no scores, of the run's own nothing that compares them."""
-    data = to_json(found)
-    data["environment"] = _without_none(data["environment"])
+    data = to_json(found) | {"environment": _without_none(to_json(found.environment))}
     others = (*INSIDE, "confusion", "selective") if found.outside else ("ood", "inside")
     return {key: value for key, value in data.items() if key not in others}
 
@@ -383,7 +382,7 @@ def _log_line(record: LogRecord) -> str:
     return json.dumps(_without_none(asdict(record))) + "\n"
 
 
-def _without_none(data: dict[str, Any]) -> dict[str, Any]:
+def _without_none(data: Mapping[str, Json]) -> dict[str, Json]:
     """Only what is known: lines and descriptions stay short."""
     return {key: value for key, value in data.items() if value is not None and value != []}
 

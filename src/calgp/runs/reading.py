@@ -151,7 +151,7 @@ def recall_network(run: Run, path: Path) -> None:
     """Let a run's network take what its folder keeps of it, if it does."""
     if is_file(path):
         with wrap_read_errors(path):
-            run.backbone.take_stored(read_bytes(path, LARGEST_JSON).decode())
+            run.backbone.recall(read_bytes(path, LARGEST_JSON).decode())
 
 
 def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = "") -> None:

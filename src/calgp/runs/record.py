@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from calgp.errors import CalgpError, short_repr
+from calgp.json_values import Json
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def parse(kind: type[T], value: object) -> T:
         raise CalgpError(f"{place}: {what}, not {short_repr(first['input'])}") from None
 
 
-def to_json(record: object) -> dict[str, Any]:
+def to_json(record: object) -> dict[str, Json]:
     """The record as plain data, tuples as lists."""
     return json.loads(json.dumps(_adapter(type(record)).dump_python(record)))
 

@@ -6,13 +6,14 @@ Each is one JSON file of the run folder, or one line of its log (`runs.record` r
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from calgp.data import Corruption
 from calgp.errors import CalgpError
 from calgp.gp import Engine, Passes
+from calgp.json_values import Json
 from calgp.metrics import Confusion, Scores
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import Calibrator
@@ -106,7 +107,7 @@ class Calibration:
     """
 
     calibrator: CalibratorName
-    parameters: dict[str, Any]
+    parameters: dict[str, Json]
     n: Count
     before: HeldOutScores
     after: HeldOutScores
@@ -126,7 +127,7 @@ class Calibration:
 
     @property
     def fitted(self) -> Calibrator:
-        return calibration.from_json({"calibrator": self.calibrator} | self.parameters)
+        return calibration.from_json({**self.parameters, "calibrator": self.calibrator})
 
     @property
     def passes(self) -> Passes:
@@ -142,14 +143,15 @@ class Probabilities:
     """Which probabilities decisions were fitted to: those of this calibrator."""
 
     calibrator: Text
-    parameters: dict[str, Any]
+    parameters: dict[str, Json]
 
 
 @dataclass(frozen=True)
 class FittedDecisions:
     """decisions.json: thresholds and prediction sets, and the probabilities that they are for (None: as trained).
 
-    outliers: beyond which outlier score an image is called an outlier.
+    outliers: beyond which outlier score an image is called an outlier. power: decisions read p^power, normalised, which
+    are probabilities of a temperature that the images of the fit had no part in.
     """
 
     selection: Selection | None
@@ -161,10 +163,11 @@ class FittedDecisions:
     seed: Whole = 0
     warning: Text | None = None
     outliers: Threshold | None = None  # since 0.2.0
+    power: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # since 0.2.0
 
     @property
     def decisions(self) -> Decisions:
-        return Decisions(self.selection, self.sets)
+        return Decisions(self.selection, self.sets, self.power)
 
     @property
     def passes(self) -> Passes:

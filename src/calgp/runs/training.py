@@ -12,6 +12,7 @@ from lightning_fabric import Fabric
 from calgp.data import SOURCES, Images
 from calgp.errors import CalgpError
 from calgp.gp import Model, Passes
+from calgp.json_values import Json
 from calgp.methods import Method
 from calgp.nets import Backbone
 from calgp.run import Run, default_name
@@ -19,7 +20,7 @@ from calgp.runs.build import build
 from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier
 from calgp.runs.defaults import resolved, with_steps
-from calgp.runs.description import from_json, to_json
+from calgp.runs.description import flat, from_json, to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
 from calgp.runs.fine_tune import fine_tuning_run
@@ -130,18 +131,12 @@ def _as_loaded(model: Model, card: Card) -> Model:
     return loaded
 
 
-def _identity(
-    run: Run, fabric: Fabric, accumulate: int, *, resume: bool, data: TrainingData | None
-) -> dict[str, object]:
+def _identity(run: Run, fabric: Fabric, accumulate: int, *, resume: bool, data: TrainingData | None) -> dict[str, Json]:
     """What all ranks of a training must share: options, versions, precision, how a batch is divided."""
     made_by = training_arithmetic(fabric, accumulate)
     same = ("calgp", "torch", "transform", "device", "precision", "accumulate")
-    options: dict[str, object] = {}
-    for name, value in to_json(run).items():
-        options |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-    return (
-        {name: getattr(made_by, name) for name in same} | options | {"resume": resume, "data given": data is not None}
-    )
+    made = {name: getattr(made_by, name) for name in same}
+    return made | flat(to_json(run)) | {"resume": resume, "data given": data is not None}
 
 
 def train(
@@ -155,7 +150,7 @@ def train(
     fabric: Fabric | None = None,
     directory: Path | None = None,
     watch: Callable[[Step], None] = lambda step: None,
-    **options: object,
+    **options: Json,
 ) -> Classifier:
     """Train a classifier on an image set or a folder of images, into a run folder.
 

@@ -9,6 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Passes, Predictive
 from calgp.methods import METHODS
@@ -27,7 +28,7 @@ from calgp.runs.inputs import ImageLike, to_pixels
 from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.reading import read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import parse, to_json
-from calgp.runs.results import Calibration, FittedDecisions
+from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.upgraded import Upgrade, UpgradedClassifier
 
 MODEL = "model.safetensors"
@@ -118,6 +119,23 @@ class UpgradedRun(Classifier):
             "held-out images."
         )
 
+    def evaluate(self, source: str | None = None, **options: Any) -> Evaluation:
+        """As of any classifier; a folder that was saved without a source takes the first one that has its classes."""
+        found = super().evaluate(source, **options)
+        if self.card.run.source == UNKNOWN and not found.outside and found.corruption is None:
+            self.card = replace(self.card, run=replace(self.card.run, source=found.source))
+            self.folder.create(self.card)
+        return found
+
+    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+        """The test part of a source; a folder that was saved without one is told so."""
+        if source == UNKNOWN:
+            raise CalgpError(
+                f"{self.folder.path} does not know its test images: give a source, such as --source folder:photos, or "
+                "save it with save(path, source='folder:photos')."
+            )
+        return super().test_images(source, directory=directory, convert=convert)
+
     def decide(self, *, held_out: Any = None, **options: Any) -> FittedDecisions:
         """As of any classifier, but it must be given held-out images: its folder knows of none."""
         if held_out is None:
@@ -127,18 +145,9 @@ class UpgradedRun(Classifier):
             )
         return super().decide(held_out=held_out, **options)
 
-    def export(
-        self,
-        path: Path | None = None,
-        *,
-        to: Target = "onnx",
-        passes: int | None = None,
-        engine: Engine | None = None,
-        seed: int = 0,
-    ) -> Exported:
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
         from calgp.runs.export_upgraded import export_upgraded
 
-        self.passes(passes, engine, seed)
         return export_upgraded(self, path, to=to)
 
 

@@ -1,6 +1,5 @@
 """Many runs over a grid of options, or drawn at random, and which of them held-out images find best."""
 
-import copy
 import itertools
 import json
 import math
@@ -9,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TypedDict
 
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 from calgp.options import COUNT, Text, check_options, find_option, option, validate
 from calgp.report.csv_text import csv_text
 from calgp.report.sweep import sweep_page
@@ -45,14 +45,14 @@ class Range:
         return min(max(float(f"{drawn:.4g}"), self.low), self.high)
 
 
-Axis = tuple[Any, ...] | Range
+Axis = tuple[Json, ...] | Range
 
 
 @dataclass(frozen=True)
 class Sweep:
     """What varies and what does not: options of runs as plain data, names and values of axes, seeds."""
 
-    options: Mapping[str, Any]
+    options: Mapping[str, Json]
     axes: Mapping[str, Axis]
     seeds: tuple[int, ...] = option((0,), "Of the runs of each setting.", within=SEED)
     random: int | None = option(
@@ -79,13 +79,13 @@ class Sweep:
         """How many combinations of values there are; of ranges there is no end, which is not counted."""
         return math.prod(len(axis) for axis in self.axes.values() if not isinstance(axis, Range))
 
-    def settings(self) -> list[dict[str, Any]]:
+    def settings(self) -> list[dict[str, Json]]:
         """The values of each axis: all combinations, or as many draws; the first of more draws are those of fewer."""
         endless = any(isinstance(axis, Range) for axis in self.axes.values())
         if self.random is None or (not endless and self.random >= self.size):
             values = [axis for axis in self.axes.values() if not isinstance(axis, Range)]
             return [dict(zip(self.axes, chosen, strict=True)) for chosen in itertools.product(*values)]
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, Json]] = {}
         for index in range(100 * self.random + 1000):  # whole numbers of a short range may not be so many
             generator = random.Random(f"{self.draw_seed}/{index}")  # noqa: S311 (nothing is secret)
             setting = {name: _drawn(axis, generator) for name, axis in self.axes.items()}
@@ -94,23 +94,22 @@ class Sweep:
                 break
         return list(found.values())
 
-    def run(self, setting: Mapping[str, Any], seed: int) -> Run:
+    def run(self, setting: Mapping[str, Json], seed: int) -> Run:
         """The run of a setting."""
-        options = copy.deepcopy(dict(self.options)) | {"seed": seed}
+        options: dict[str, Json] = {**self.options, "seed": seed}
         # a method before its options, whatever the order they were named in
         for name, value in sorted(setting.items(), key=lambda item: item[0].count(".")):
-            assign(options, name, copy.deepcopy(value))
-        options.setdefault("holdout", 0.1)
-        options["calibration"] = False  # settings are compared by what was trained
+            options = assign(options, name, value)
         try:
-            run = from_json(options)
+            # settings are compared by what was trained
+            run = from_json({"holdout": 0.1, **options, "calibration": False})
         except CalgpError as error:
             raise CalgpError(f"{worded(setting) or 'The sweep'}: {error}") from None
         if not run.holdout:
             raise CalgpError("A sweep chooses by images that runs hold out; --holdout 0.1 keeps a tenth of them.")
         return run
 
-    def jobs_by_setting(self) -> list[tuple[dict[str, Any], list[Job]]]:
+    def jobs_by_setting(self) -> list[tuple[dict[str, Json], list[Job]]]:
         """Each setting with its runs, one a seed."""
         tests = (None,) if self.evaluate else ()
         return [
@@ -131,7 +130,7 @@ class SweepResult:
     seeds: of the runs that are done, of `planned`. seconds: of training, a run.
     """
 
-    setting: dict[str, Any]
+    setting: Mapping[str, Json]
     run: Run
     seeds: tuple[int, ...]
     planned: int
@@ -146,7 +145,7 @@ class SweepResult:
         return len(self.seeds) < self.planned, self.held_out.get("mnll", (math.inf, None))[0]
 
 
-def worded(setting: Mapping[str, Any]) -> str:
+def worded(setting: Mapping[str, Json]) -> str:
     """A setting as the command line has it.
 
     >>> worded({"method.keep": 0.5, "schedule": "cosine"})
@@ -172,7 +171,7 @@ def parse_axis(text: str) -> tuple[str, Axis]:
     return axis_of(name, values)
 
 
-def axis_of(name: str, given: Any) -> tuple[str, Axis]:
+def axis_of(name: str, given: Json) -> tuple[str, Axis]:
     """The same of a name and a text, or of a list, as a TOML file has it."""
     name = name if "." in name else find_option(Run, name, of="run").name
     if isinstance(given, str) and given.split(":")[0] in KINDS:
@@ -184,7 +183,7 @@ def axis_of(name: str, given: Any) -> tuple[str, Axis]:
     return name, tuple(values)
 
 
-def described(options: Mapping[str, Any], grid: Iterable[str], given: Mapping[str, Any]) -> Sweep:
+def described(options: Mapping[str, Json], grid: Iterable[str], given: Mapping[str, Json]) -> Sweep:
     """A sweep of plain data, whose tables `grid` and `sweep` go behind the axes and the options of the sweep given."""
     options = dict(options)
     axes, sweep = options.pop("grid", {}), options.pop("sweep", {})
@@ -205,7 +204,7 @@ def _range(name: str, text: str) -> Range:
     return Range(kind, low, high)
 
 
-def _listed(text: str) -> list[Any]:
+def _listed(text: str) -> list[Json]:
     """JSON values with commas between them, or texts."""
     try:
         return json.loads(f"[{text}]")
@@ -213,14 +212,14 @@ def _listed(text: str) -> list[Any]:
         return [_value(part) for part in text.split(",")]
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> Json:
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _drawn(axis: Axis, generator: random.Random) -> Any:
+def _drawn(axis: Axis, generator: random.Random) -> Json:
     return axis.draw(generator) if isinstance(axis, Range) else generator.choice(axis)
 
 
@@ -278,7 +277,7 @@ def found_by(sweep: Sweep, out: Path) -> list[SweepResult]:
     return sorted(rows, key=lambda found: found.order)
 
 
-def _found(sweep: Sweep, setting: dict[str, Any], jobs: Sequence[Job], where: Paths) -> SweepResult:
+def _found(sweep: Sweep, setting: Mapping[str, Json], jobs: Sequence[Job], where: Paths) -> SweepResult:
     run = jobs[0].run
     done = [(job.run, folder) for job in jobs if (folder := done_folder(job, where, {})) is not None]
     return SweepResult(
@@ -301,11 +300,11 @@ def _averages(
     return {name: average([getattr(each, name) for each in scores]) for name in METRICS} if scores else {}
 
 
-def plain_rows(found: Iterable[SweepResult]) -> list[dict[str, Any]]:
+def plain_rows(found: Iterable[SweepResult]) -> list[dict[str, str | float | None]]:
     """Rows for a CSV file: the setting, the seeds, and each metric with its standard error."""
     rows = []
     for each in found:
-        row: dict[str, Any] = {
+        row: dict[str, str | float | None] = {
             name: value if isinstance(value, str | int | float) else json.dumps(value)
             for name, value in each.setting.items()
         }
@@ -322,18 +321,27 @@ def best_command(found: Sequence[SweepResult]) -> str | None:
     return train_command(found[0].run) if found and len(found[0].seeds) == found[0].planned else None
 
 
+class SweepTable(TypedDict):
+    """What table.json holds."""
+
+    command: str
+    seeds: list[int]
+    samples: int
+    rows: list[dict[str, Json]]
+    best: str | None
+    failures: dict[str, str]
+
+
 def write_sweep(
     sweep: Sweep, found: Sequence[SweepResult], out: Path, *, command: str, failures: Mapping[str, str]
-) -> dict[str, Any]:
+) -> SweepTable:
     """Write table.csv, table.json and report.html; what the JSON holds."""
     rows = plain_rows(found)
-    table = {
+    table: SweepTable = {
         "command": command,
         "seeds": list(sweep.seeds),
         "samples": sweep.samples,
-        "rows": [
-            row | {"setting": each.setting, "runs": list(each.folders)} for row, each in zip(rows, found, strict=True)
-        ],
+        "rows": [{**row, "setting": each.setting, "runs": each.folders} for row, each in zip(rows, found, strict=True)],
         "best": best_command(found),
         "failures": dict(failures),
     }

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, V
 from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.gp import NumericalError
-from calgp.methods.space import Axis, Value
+from calgp.methods.space import Axis
 from calgp.runs import Run, RunFolder
 from calgp.runs.description import from_folder, to_json
 from calgp.runs.fit_calibrator import cross_fitted
@@ -193,11 +193,9 @@ def with_options(run: Run, options: Options) -> Run:
 
 def options_of(run: Run, names: Iterable[str]) -> Options:
     """The run's own values of options."""
-    return {name: _value(run, name) for name in names}
-
-
-def _value(run: Run, name: str) -> Value:
-    return getattr(run.method, name.removeprefix("method.")) if "." in name else getattr(run, name)
+    return {
+        name: getattr(run.method, name.removeprefix("method.")) if "." in name else getattr(run, name) for name in names
+    }
 
 
 def scored(pilot: Pilot, job: Job, where: Paths, calibrator: str | None) -> Pilot:

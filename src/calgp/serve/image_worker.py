@@ -147,7 +147,10 @@ def _decode(raw: list[RawImage], size: Size, colour: Colour, limits: Limits) -> 
     arrays = []
     for place, each in enumerate(raw):
         try:
-            opened = open_image(BytesIO(each), FORMATS, limits.pixels) if isinstance(each, bytes) else _lists(each)
+            if isinstance(each, bytes):
+                opened = open_image(BytesIO(each), FORMATS, limits.pixels)
+            else:
+                opened = Image.fromarray(np.array(each.grey if isinstance(each, Grey) else each.rgb, np.uint8))
             with opened as image:
                 width, height = image.size
                 left -= width * height
@@ -182,10 +185,6 @@ def _turn(pixels: int) -> Iterator[None]:
     with open(__file__) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _lists(image: Grey | Rgb) -> Image.Image:
-    return Image.fromarray(np.array(image.grey if isinstance(image, Grey) else image.rgb, np.uint8))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from calgp.json_values import Json
 from calgp.serve.limits import Limits
 from calgp.serve.middleware import PROBLEM_MEDIA
 from calgp.serve.schemas import PIXEL, ImagesRequest, Problem, StreamLine
@@ -40,7 +41,7 @@ FILES = {
     "properties": {"images": {"type": "array", "items": BINARY, "minItems": 1}},
     "required": ["images"],
 }
-TAKES: dict[str, Any] = {
+TAKES: dict[str, Json] = {
     "requestBody": {
         "required": True,
         "content": {

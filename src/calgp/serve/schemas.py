@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
 
+from calgp.json_values import Json
+
 Shade = Annotated[int, Field(ge=0, le=255)]
 Colours = Annotated[list[Shade], Field(min_length=3, max_length=3), FailFast()]
 GreyLine = Annotated[list[Shade], Field(min_length=1), FailFast()]
@@ -149,6 +151,13 @@ class ReliabilityTable(Closed):
     confidence: list[float | None]
 
 
+class NumberInfo(Closed):
+    """A value with its 95% interval."""
+
+    value: float
+    interval: list[float]
+
+
 class EvaluationInfo(Closed):
     """How the run did on the test images of a source, as `calgp evaluate` stored it."""
 
@@ -166,7 +175,9 @@ class EvaluationInfo(Closed):
     entropy_percentiles: list[float] | None = Field(
         description="The entropies that 0, 1, …, 100 of 100 images do not exceed; null if predictions were not stored."
     )
-    ood: dict[str, Any] | None = Field(description="Outside: how well uncertainty separates these from the run's own.")
+    ood: dict[str, dict[str, NumberInfo]] | None = Field(
+        description="Outside: how well each score of uncertainty separates these from the run's own, by metric."
+    )
 
 
 class LimitsInfo(Closed):
@@ -205,7 +216,7 @@ class ModelResponse(Closed):
         description="moments: the last layer is integrated in closed form, so that one pass has a spread, too."
     )
     calibrator: str | None
-    decisions: dict[str, Any] | None = Field(description="decisions.json: thresholds, sets and what they promise.")
+    decisions: dict[str, Json] | None = Field(description="decisions.json: thresholds, sets and what they promise.")
     outliers: OutlierRule | None = Field(None, description="When an image is an outlier; null: the run does not say.")
     evaluations: list[EvaluationInfo] = Field(description="With the probabilities that are served, calibrated or not.")
     default_samples: int

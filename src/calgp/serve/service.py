@@ -160,13 +160,13 @@ class Service:
 
     def _prediction(self, answer: Answer) -> Prediction:
         classes, chosen = self.model.classes, answer.conformal_set
-        named: dict[str, Any] = vars(answer) | {
+        named = {
             "label": classes[answer.index],
             "confidence": answer.probabilities[answer.index],
             "passes": self.model.describe(answer.samples),
             "conformal_set": None if chosen is None else [classes[q] for q in chosen],
         }
-        return Prediction.model_construct(**named)
+        return Prediction.model_construct(**vars(answer) | named)
 
     @property
     def _running(self) -> Worker:
