@@ -336,7 +336,7 @@ def test_train_has_flags_for_images_of_ones_own(run_cli):
     assert run.normalise == "standard" and run.patience == 3
     assert run_cli("train", "--class-weights", "even")[0] == 1
     assert (
-        "augment='rotate': must be auto, none, flip, crop, cutout or mixup"
+        "augment='rotate': must be auto, none, flip, crop, cutout, mixup or augmix"
         in run_cli("train", "--augment", "rotate")[1]
     )
 

@@ -55,6 +55,34 @@ def test_the_folder_evaluates_as_the_classifier_that_it_holds(files, run):
     assert prediction.outlier_score.shape == (5,)
 
 
+def test_strangers_are_told_by_every_outlier_score_and_called_so_at_the_stated_rate(files, run):
+    """AUROC by counting pairs; the threshold of held-out rows flags a twentieth of the rows like them."""
+    found, strange = calgp.load(files / "run"), f"embeddings:{files / 'strange.npy'}"
+    found.evaluate()
+    assert found.evaluate().flagged is None
+    x, far = (load_embeddings(files / name).X for name in ("test.npz", "strange.npy"))
+    outside = found.evaluate(strange).ood
+    assert set(outside) == {
+        "entropy",
+        "mutual_information",
+        "confidence",
+        "combined",
+        "density",
+        "neighbours",
+        "variance",
+    }
+    for name, number in outside.items():
+        inside, beyond = (found.classifier.outlier_score(each, name.replace("_", "-")) for each in (x, far))
+        # the same rows in batches of another size: scores that are nearly equal may change places
+        assert number.auroc.value == pytest.approx((beyond[:, None] > inside).mean(), abs=2e-3), name
+    decided = found.decide(false_alarm=0.05)
+    assert decided.outliers.n == 150
+    assert 0.005 < found.evaluate().flagged.share < 0.12 and found.evaluate(strange).flagged.share > 0.9
+    assert calgp.load(files / "run").predict(far).outliers.double().mean() > 0.9
+    assert "called outliers by combined" in call("evaluate", files / "run", "--source", strange)[1]
+    (files / "run" / "decisions.json").unlink()
+
+
 def test_commands_calibrate_decide_evaluate_report_and_verify(files, run):
     folder = files / "run"
     assert call("calibrate", folder, "--share", 0.5)[0] == 0

@@ -87,7 +87,10 @@ class Run:
         within=POSITIVE, default_text="by epochs", example=10.0, group=TRAINING, since_version="0.2.0",
     )  # fmt: skip
     batch_size: int = option(100, "Images in each step, over all processes.", within=WHOLE, group=TRAINING)
-    optimiser: Literal["adam", "sgd"] = option("adam", "Adam, or SGD with Nesterov's momentum of 0.9.", group=TRAINING)
+    optimiser: Literal["adam", "sgd", "muon"] | None = option(
+        None, "Adam; SGD with Nesterov's momentum of 0.9; Muon, for filters before batch norm, and Adam for the rest.",
+        default_text="the network's: muon for compact, else adam", example="adam", group=TRAINING,
+    )  # fmt: skip
     learning_rate: float = option(  # pyright: ignore[reportAssignmentType]  (the method's takes its place)
         None, "Step size of the optimiser.", within=POSITIVE, flags=("--lr",), default_text="the method's",
         example=0.001, group=TRAINING,
@@ -104,10 +107,10 @@ class Run:
         "Weights of the classes: numbers in their order, or balanced, which makes all classes count the same.",
         within=Interval(0), default_text="1 each", example="balanced", group=TRAINING, since_version="0.1.0",
     )  # fmt: skip
-    augment: tuple[Literal["auto", "none", "flip", "crop", "cutout", "mixup"], ...] = option(
+    augment: tuple[Literal["auto", "none", "flip", "crop", "cutout", "mixup", "augmix"], ...] = option(
         ("auto",),
         "Random changes of the training images: flip, crop (moves them), cutout (a black square), mixup (mixes pairs "
-        "of images and labels), auto or none.",
+        "of images and labels), augmix (mixes an image with small changes of it), auto or none.",
         default_text="auto: crop; flip colour images where a mirror does no harm",
         example="flip,crop", group=IMAGES, since_version="0.1.0", before=(),
     )  # fmt: skip
@@ -141,7 +144,14 @@ class Run:
     def __post_init__(self) -> None:
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", self.method.learning_rate)
+        if self.optimiser is None:
+            object.__setattr__(self, "optimiser", self.backbone.optimiser)
         check_options(self)
+        if self.optimiser == "muon" and not self.backbone.scale_free:
+            raise CalgpError(
+                f"Invalid optimiser=muon: {self.backbone_label} has convolutions without batch norm; must be adam or "
+                "sgd, or --backbone compact."
+            )
         augment = tuple(sorted(set(self.augment) - {"none"}))
         if len(self.augment) > 1 and {"auto", "none"} & set(self.augment):
             raise CalgpError(f"Invalid augment={','.join(self.augment)}: auto and none must stand alone.")
@@ -192,7 +202,7 @@ class Run:
         """The network by its name in BACKBONES, with what differs from it."""
         from calgp.nets import BACKBONES
 
-        return _label(self.backbone, BACKBONES)
+        return self.backbone.own_label or _label(self.backbone, BACKBONES)
 
 
 def default_name(what: str) -> str:
@@ -227,7 +237,8 @@ def train_command(run: Run) -> str:
     from calgp.nets import BACKBONES
 
     words = ["calgp", "train", "--source", run.source]
-    words += [*_chosen("method", run.method, METHODS), *_chosen("backbone", run.backbone, BACKBONES)]
+    words += _chosen("method", run.method, METHODS)
+    words += _chosen("backbone", run.backbone, BACKBONES) if (own := run.backbone.flags()) is None else own
     default = Run(run.method, run.backbone, run.source)
     for name, each in options_of(Run).items():
         if (value := getattr(run, name)) != getattr(default, name):

@@ -52,6 +52,15 @@ def test_temperature_is_the_best_of_a_fine_grid(classes, sharpness):
     assert found.warning is None
 
 
+@pytest.mark.parametrize(("n", "spread"), [(20, 0.2), (20, 1.0), (400, 0.2)])
+def test_a_temperature_with_a_prior_is_the_most_probable_of_a_fine_grid(n, spread):
+    """β = 1/T ~ N(1, spread²) before the hold-out: the sum of negative log-likelihoods plus (β − 1)²/(2 spread²)."""
+    log_probs, y = predictions(n=n)
+    grid = np.exp(np.linspace(math.log(0.05), math.log(20), 4001))
+    loss = n * nll_at(grid, log_probs, y) + (1 / grid - 1) ** 2 / (2 * spread**2)
+    assert Temperature.fit(log_probs, y, spread).temperature == pytest.approx(grid[loss.argmin()], rel=0.0016)
+
+
 def test_temperature_finds_the_one_that_was_applied():
     log_probs, y = predictions(n=20_000, sharpness=3.0)
     assert Temperature.fit(log_probs, y).temperature == pytest.approx(3, rel=0.05)  # of 20,000 labels

@@ -21,7 +21,7 @@ from calgp.posthoc.outliers import (
     Threshold,
     find,
     from_state,
-    left_out_density,
+    left_out_scores,
     surprise,
 )
 
@@ -142,7 +142,7 @@ def test_scores_tell_far_from_near(name):
 
 def combined(x, y):
     generator = torch.Generator().manual_seed(3)
-    return Combined.of(Density.fit(x, y), torch.rand(len(y), generator=generator), left_out_density(x, y))
+    return Combined.of(x, y, torch.rand(len(y), generator=generator))
 
 
 def test_surprise_is_minus_the_log_of_the_share_beyond():
@@ -169,9 +169,9 @@ def test_the_tail_of_exponential_scores_is_theirs():
     torch.testing.assert_close(surprise(ordinary.sort().values, far), far, rtol=4 / 500**0.5, atol=0)
 
 
-def test_left_out_densities_are_those_of_the_other_folds():
+def test_left_out_scores_are_those_of_the_other_folds():
     x, y = clusters(n=90)
-    found = left_out_density(x, y, folds=3)
+    found = left_out_scores(Density.fit, x, y, folds=3)
     order = y.argsort(stable=True)
     for fold in range(3):
         out = set(order[fold::3].tolist())
@@ -196,6 +196,26 @@ def test_combined_notices_unusual_features_and_unsure_predictions():
     assert max(at["usual", "unsure"], at["unusual", "sure"]) < at["unusual", "unsure"]
     with pytest.raises(CalgpError, match="needs inputs that were not trained on"):
         find("combined").fit(x, y)
+
+
+def test_combined_is_the_sum_of_three_surprises_by_hand():
+    """Shares counted one by one among inputs that were left out: (1 + how many are at least as high) / (n + 1)."""
+    x, y = clusters(n=400)
+    unseen, _ = clusters(n=100, seed=5)
+    entropy = torch.linspace(0, 0.69, 100, dtype=torch.float64)
+    score = Combined.of(x, y, entropy, unseen)
+    parts = score.parts()
+    assert list(parts) == ["combined", "density", "neighbours"] and parts["combined"] is score
+    given = Predictive.of(torch.tensor([[[0.8, 0.2]] * 3]).log())
+    expected = torch.zeros(3, dtype=torch.float64)
+    ordinary = (entropy, parts["density"].score(unseen), parts["neighbours"].score(unseen))
+    values = (given.entropy, parts["density"].score(x[:3]), parts["neighbours"].score(x[:3]))
+    for usual, value in zip(ordinary, values, strict=True):
+        beyond = (usual[:, None] >= value.double()).sum(0)
+        assert (beyond > 10).all()  # beyond a tenth there is a tail, which has a test of its own
+        expected -= ((beyond + 1) / 101).double().log()
+    torch.testing.assert_close(score.score(x[:3], given), expected)
+    torch.testing.assert_close(parts["density"].score(x), Density.fit(x, y).score(x))
 
 
 @pytest.mark.parametrize("name", OUTLIER_SCORES)

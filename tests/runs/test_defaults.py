@@ -1,5 +1,6 @@
 """What a run does that names nothing: the images decide, and run.json says what they decided."""
 
+import math
 import os
 import shutil
 import signal
@@ -110,16 +111,17 @@ def test_without_calibration_there_is_none(tmp_path, fabric):
     assert len(folder.card().holdout_rows) == 80 and all(each.kind != "uncalibrated" for each in folder.log())
 
 
-def test_folds_are_calibrated_by_the_others():
+@pytest.mark.parametrize("spread", [math.inf, 0.2])
+def test_folds_are_calibrated_by_the_others(spread):
     generator = torch.Generator().manual_seed(0)
     log_probs = (3 * torch.randn(50, 4, generator=generator)).log_softmax(-1)
     y = torch.randint(4, (50,), generator=generator)
-    found = cross_fitted(log_probs, y, "temperature", folds=5)
+    found = cross_fitted(log_probs, y, "temperature", folds=5, spread=spread)
     place = y.argsort(stable=True).argsort()  # of each image in the order of classes
     for fold in range(5):
         others = place % 5 != fold
         fitted = Temperature.fit(log_probs[place.argsort()][torch.arange(50) % 5 != fold], y.sort().values[
-            torch.arange(50) % 5 != fold])  # fmt: skip
+            torch.arange(50) % 5 != fold], spread)  # fmt: skip
         torch.testing.assert_close(found[~others], fitted.apply(log_probs[~others]))
 
 

@@ -21,10 +21,12 @@ from calgp.metrics import Scores
 from calgp.nets import Task
 from calgp.posthoc import calibration as calibrators
 from calgp.posthoc.decisions import KINDS, SCORES, PredictionSets, Selection
+from calgp.posthoc.outliers import Threshold
 from calgp.runs import Calibration, Card, Evaluation, FittedDecisions, RunFolder, from_json, shipped_run
 from calgp.runs.card import Member
 from calgp.runs.environment import Environment
 from calgp.runs.folder import evaluation_data
+from calgp.runs.outlier_metrics import Flagged, Number, OutOfDistribution
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import (
     Checkpoint,
@@ -35,8 +37,6 @@ from calgp.runs.results import (
     HoldoutRecord,
     Intervals,
     NoteRecord,
-    Number,
-    OutOfDistribution,
     Reliability,
     SelectionMetrics,
     Selective,
@@ -119,6 +119,7 @@ def prediction_sets(draw) -> PredictionSets:
 fitted = st.builds(
     FittedDecisions, maybe(selections), maybe(prediction_sets()),
     maybe(calibrations().map(lambda found: found.probabilities)), wholes, counts, engines, wholes, maybe(texts),
+    maybe(st.builds(Threshold, open_shares, reals, wholes)),
 )  # fmt: skip
 by_class = st.lists(st.tuples(wholes, maybe(reals), maybe(reals)), min_size=1, max_size=4).map(
     lambda rows: SetsByClass(*zip(*rows, strict=True))
@@ -154,6 +155,7 @@ def evaluations(draw, outside: bool) -> Evaluation:
         "corruption": draw(maybe(corruptions)), "environment": draw(environments),
         "prediction_seconds": draw(maybe(finite)), "entropy_histogram": draw(maybe(histograms())),
         "decisions": draw(maybe(decision_metrics)),
+        "flagged": draw(maybe(st.builds(Flagged, texts, shares, shares, intervals))),
     }  # fmt: skip
     common["calibrator"] = common["calibration"] and common["calibration"].calibrator
     if outside:

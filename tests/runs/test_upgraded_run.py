@@ -90,7 +90,9 @@ def test_commands_take_it_evaluate_report_predict_and_verify(folder, tmp_path):
     assert plain["scores"]["err"] == pytest.approx(wrong) and plain["decisions"]["sets"]["covered"] > 0.8
     outside = command(app, ["evaluate", str(folder), "--source", "letters", "--json"])
     assert json.loads(outside.stdout)["ood"]["entropy"]["auroc"] is not None, outside.output
+    assert "AUROC by combined" in command(app, ["evaluate", str(folder), "--source", "letters"]).output
     page = run.report(tmp_path / "report.html").read_text()
+    assert "density and confidence</th>" in page and "are called outliers by density and confidence" in page
     assert "Net, upgraded" in page and "elsewhere" in page
     file = tmp_path / "digit.png"
     Image.fromarray((255 * images.pixels()[3, 0].numpy()).round().astype(np.uint8)).save(file)
@@ -98,6 +100,25 @@ def test_commands_take_it_evaluate_report_predict_and_verify(folder, tmp_path):
     assert rows[0]["label"] == run.predict(images.pixels()[3]).labels[0]
     states = [check.state for check in run.verify()]
     assert states[0] == "not checked" and set(states[1:]) == {"same bits"}
+
+
+def test_evaluation_has_every_outlier_score_of_python(upgraded, folder):
+    """The numbers of the folder are those of `UpgradedClassifier.evaluate`, which reads tensors."""
+    images, letters = load("digits", "test"), load("letters", "test")
+    run = calgp.load(folder)
+    inside, found = run.evaluate(), run.evaluate("letters")
+    x, z = ((each.pixels() - MEAN[0]) / STD[0] for each in (images, letters))
+    expected = upgraded.evaluate((x, images.y), outside=z).ood
+    assert {name.replace("-", "_") for name in expected} == set(found.ood)
+    for name, each in expected.items():
+        number = found.ood[name.replace("-", "_")].auroc
+        # pairs of scores closer than the rounding of a graph that is joined otherwise
+        assert number.value == pytest.approx(each.auroc, abs=1e-3), name
+        assert number.interval[0] < number.value < number.interval[1]
+    assert found.ood["combined"].auroc.value > found.ood["network_confidence"].auroc.value
+    share = run.predict(images.pixels()).outliers.double().mean().item()
+    assert inside.flagged.share == pytest.approx(share) and inside.flagged.false_alarm == 0.05
+    assert inside.flagged.interval[0] < 0.05 and found.flagged.share > 3 * inside.flagged.share
 
 
 def test_exported_it_gives_probabilities_and_the_outlier_score(folder, tmp_path):
@@ -119,13 +140,20 @@ def test_served_it_answers_as_predict_does(folder):
     testclient = pytest.importorskip("starlette.testclient")
     from calgp.serve import create_app
 
-    run, x = calgp.load(folder), load("digits", "test").pixels()[0]
+    run, x = calgp.load(folder), load("digits", "test").pixels()[300]
     pixels = (255 * x[0]).round().int().tolist()
+    strange = torch.randint(256, (28, 28), generator=torch.Generator().manual_seed(0)).tolist()
     with testclient.TestClient(create_app(run), base_url="http://localhost") as client:
-        answer = client.post("/v1/predict", json={"images": [{"grey": pixels}]}).json()["predictions"][0]
-    expected = run.predict(x)
+        images = [{"grey": pixels}, {"grey": strange}]
+        answer, noise = client.post("/v1/predict", json={"images": images}).json()["predictions"]
+        model = client.get("/v1/model").json()
+    expected = run.predict(torch.stack([x, torch.tensor(strange)[None] / 255]))
     assert answer["probabilities"] == pytest.approx(expected.probs[0].tolist(), abs=1e-6)
     assert answer["passes"] == "1 pass" and answer["conformal_set"] == expected.class_sets[0]
+    scores, limit = [answer["outlier_score"], noise["outlier_score"]], model["outliers"]["threshold"]
+    assert scores == pytest.approx(expected.outlier_score.tolist(), abs=run.upgraded.outlier.step)
+    assert [answer["outlier"], noise["outlier"]] == [score > limit for score in scores]
+    assert model["outliers"] == {"score": "combined", "threshold": limit, "false_alarm": 0.05}
 
 
 def test_nothing_in_the_folder_is_executed(folder, tmp_path):

@@ -208,7 +208,7 @@ def holder(lock: Path) -> int | None:
 
 def kill_one(runs: Path, killed: list[int]) -> None:
     """Kill the first process that is found at work on a run, once."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not killed and time.monotonic() < deadline:
         for lock in runs.glob("*/.lock"):
             if (pid := holder(lock)) is not None:

@@ -37,6 +37,9 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
         smoothed: list[float] = []
 
         def watch(step: Step) -> None:
+            if step.stage is not None:
+                text = {"features": "features of the frozen network", "head": "head on these features"}[step.stage]
+                return bar.update(task, completed=step.step, total=step.steps, bound=text)
             if step.skipped is not None:
                 PROGRESS.print(f"Step {step.step} was skipped: {step.skipped}.", highlight=False, soft_wrap=True)
                 return bar.update(task, completed=step.step, total=step.steps)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from calgp.data.decode import read_image
 from calgp.embeddings import GPClassifier
+from calgp.embeddings.run import MODEL
 from calgp.errors import CalgpError
 from calgp.gp import Passes
 from calgp.nets.pretrained import FeatureExtractor, find_network
@@ -25,6 +26,7 @@ def classified(
     *, device: torch.device | str,
 ) -> Prediction:  # fmt: skip
     """What the classifier says of image files: probabilities, uncertainty and the outlier score."""
+    model = model / MODEL if model.is_dir() else model
     classifier, made_by = GPClassifier.load(model), _made_by(model)
     files = [file for path in images for file in image_files(path)]
     extractor = find_network(network, weights, features=features).to(device)
@@ -37,7 +39,7 @@ def classified(
 
 
 def _features(extractor: FeatureExtractor, files: list[Path]) -> Tensor:
-    colour = "grey" if extractor.preprocessing.channels == 1 else "rgb"
+    colour = extractor.preprocessing.colour
     return extractor([torch.from_numpy(read_image(file, name=str(file), size=None, colour=colour)) for file in files])
 
 

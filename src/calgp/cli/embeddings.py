@@ -20,6 +20,9 @@ from calgp.errors import path_error
 
 if TYPE_CHECKING:
     from calgp.cli.fit_embeddings import FitResult
+    from calgp.data.original import OriginalImages
+    from calgp.nets.pretrained import FeatureExtractor
+    from calgp.runs.embed import EmbedOptions
 
 NetworkOption = Annotated[
     str, typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
@@ -64,25 +67,35 @@ def embed(
 
     Example: calgp embed --network timm:resnet18 --source folder:photos --out embeddings
     """
-    from calgp.cli import bars
     from calgp.data.original import open_original
     from calgp.nets.pretrained import find_network
     from calgp.runs.embed import EmbedOptions
-    from calgp.runs.embed import embed as run_network
 
     options = EmbedOptions(batch_size, rows_per_shard, workers)
     fabric = open_fabric(device, "32-true", threads)
     extractor = find_network(network, weights, features=features).to(fabric.device)
-    colour = "grey" if extractor.preprocessing.channels == 1 else "rgb"
-    images = open_original(source, split, colour=colour, directory=data, skip_unreadable=skip_unreadable)
-    with bars.bar(f"{network} over {len(images):,} images of {source}") as advance:
+    images = open_original(
+        source, split, colour=extractor.preprocessing.colour, directory=data, skip_unreadable=skip_unreadable
+    )
+    _embed(extractor, images, folder, source, split, options)
+    out.print(f"Next: calgp fit {folder} --out model.safetensors", soft_wrap=True)
+
+
+def _embed(
+    extractor: "FeatureExtractor", images: "OriginalImages", folder: Path, source: str, split: str,
+    options: "EmbedOptions",
+) -> None:  # fmt: skip
+    """Run the network, with a bar, over what the folder does not have yet."""
+    from calgp.cli import bars
+    from calgp.runs.embed import embed as run_network
+
+    with bars.bar(f"{extractor.name} over {len(images):,} images of {source}") as advance:
         done = run_network(extractor, images, folder, source=source, split=split, options=options, watch=advance)
     out.print(
         f"{folder} has {done.rows:,} embeddings of {done.width:,} numbers, {len(done.classes)} classes, from images of "
         f"{done.preprocessing.size} pixels.",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
-    out.print(f"Next: calgp fit {folder} --out model.safetensors", soft_wrap=True)
 
 
 FitOutOption = Annotated[
@@ -94,7 +107,7 @@ EmbeddingsArgument = Annotated[
         metavar="EMBEDDINGS",
         help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
         "folder to make.",
-        show_default="with --network, OUT-embeddings",
+        show_default="with --network, beside --out, named by network and images",
     ),
 ]
 HoldoutOption = Annotated[
@@ -131,6 +144,8 @@ def fit(
 ) -> None:
     """Fit a Gaussian process classifier on embeddings; it needs no other option.
 
+    With --network, the embeddings are kept: fitting again on the same images does not run the network again.
+
     Into a run folder: a fifth of the rows (or --test) tests it, and report.html shows how good it is; `calgp evaluate`,
     `calibrate`, `decide`, `report`, `compare` and `export` take the folder. Into a .safetensors file: the same, then
     all rows are used.
@@ -138,17 +153,19 @@ def fit(
     Example: calgp fit --network timm:resnet18 --source folder:photos --out runs/photos
     """
     from calgp.cli.fit_embeddings import check_fit, check_predictions_name, fit_and_test, write_predictions
+    from calgp.embeddings.run import check_new
 
     check_sampling(None, seed)
     folder = model.suffix != ".safetensors"
     check_fit(embeddings, network, source, holdout, predictions, folder=folder)
     if predictions is not None:
         check_predictions_name(predictions)
-    if embeddings is None:
-        embeddings = model.with_name(f"{model.stem}-embeddings")
-    if network is not None and source is not None:
-        embed(network, source, embeddings, weights=weights, data=data, device="cpu", threads=threads)
     open_fabric("cpu", "32-true", threads)
+    if folder:
+        check_new(model)  # before the network runs
+    if network is not None and source is not None:
+        embeddings = _embedded(network, source, weights, embeddings, model.parent, data)
+    assert embeddings is not None  # noqa: S101  (check_fit has seen to it)
     if folder:
         return _fit_folder(model, embeddings, test, holdout=holdout, seed=seed)
     result = fit_and_test(embeddings, test, seed=seed)
@@ -157,6 +174,21 @@ def fit(
         write_predictions(result, predictions)
     for sentence in _summary(result, model, predictions):
         out.print(sentence, soft_wrap=True, highlight=False)
+
+
+def _embedded(
+    network: str, source: str, weights: str | None, folder: Path | None, beside: Path, data: Path | None
+) -> Path:
+    """The folder of a source's embeddings, made now as far as it is not there."""
+    from calgp.data.original import open_original
+    from calgp.nets.pretrained import find_network
+    from calgp.runs.embed import EmbedOptions, cache_name
+
+    extractor = find_network(network, weights)
+    images = open_original(source, colour=extractor.preprocessing.colour, directory=data)
+    folder = beside / cache_name(extractor, images, source) if folder is None else folder
+    _embed(extractor, images, folder, source, "all", EmbedOptions())
+    return folder
 
 
 def _fit_folder(path: Path, embeddings: Path, test: Path | None, *, holdout: float, seed: int) -> None:
@@ -179,8 +211,7 @@ def _fit_folder(path: Path, embeddings: Path, test: Path | None, *, holdout: flo
     out.print(summary(found.own.scores, None).replace(THIN, " "), highlight=False)
     out.print(f"Report: {page}", soft_wrap=True)
     if made_by is not None:
-        file = path / "model.safetensors"
-        out.print(f"Next: calgp classify {file} photo.jpg --network {made_by.network}", soft_wrap=True)
+        out.print(f"Next: calgp classify {path} photo.jpg --network {made_by.network}", soft_wrap=True)
 
 
 def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list[str]:
@@ -204,7 +235,7 @@ def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list
 
 
 def classify(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The file that `calgp fit` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder or file that `calgp fit` wrote.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     network: Annotated[str, typer.Option(help="The network that made the embeddings, as for `calgp embed`.")],
     weights: Annotated[

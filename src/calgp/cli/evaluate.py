@@ -50,6 +50,11 @@ CoverageOption = Annotated[
     float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
 ]
 
+FalseAlarmOption = Annotated[
+    float | None,
+    typer.Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
+]
+
 
 def evaluate(
     run: RunArgument,
@@ -236,6 +241,7 @@ def decide(
     empty: Annotated[
         bool, typer.Option("--empty", help="Leave empty sets empty, instead of adding the top class.")
     ] = False,
+    false_alarm: FalseAlarmOption = None,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
     engine: PredictionEngineOption = None,
@@ -249,8 +255,9 @@ def decide(
 
     --error finds a threshold of uncertainty beyond which the run abstains, so that at most this share of its answers is
     wrong, with --confidence. --coverage makes conformal prediction sets, which hold the true class at least this often.
-    Both guarantees are for images like those held out. They are written to decisions.json; `evaluate`, `predict` and
-    `report` use them from then on.
+    --false-alarm finds a threshold of the outlier score, where the run has one, that such a share of ordinary inputs
+    exceeds. All guarantees are for images like those held out. They are written to decisions.json; `evaluate`,
+    `predict` and `report` use them from then on.
 
     Held-out images that the run was calibrated on are left out. If those are all, the run is calibrated again on half
     of them, and the other half decides.
@@ -267,7 +274,8 @@ def decide(
     classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated, decided=False)
     found = classifier.decide(
         error=error, confidence=None if empirical else confidence, score=score, coverage=coverage, sets=sets,
-        by_class=by_class, empty=empty, directory=data, passes=passes, engine=engine, seed=seed,
+        by_class=by_class, empty=empty, false_alarm=false_alarm, directory=data, passes=passes, engine=engine,
+        seed=seed,
     )  # fmt: skip
     if as_json:
         return print(json.dumps(to_json(found)))

@@ -21,6 +21,7 @@ from calgp.runs.verification import Check
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
+SEPARATION = ("auroc", "aupr_out", "aupr_in", "fpr95")
 MOST_CLASSES = 20  # of which each is shown without being asked for
 
 
@@ -49,14 +50,24 @@ def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
         if found.is_random or name != "mutual-information":
             yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
     yield from _decision_rows(found.decisions)
+    yield from _flagged_rows(found)
 
 
 def _outside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
     yield "mean entropy", f"{found.mean_entropy:.4f}", ""
     yield from _decision_rows(found.decisions)
+    yield from _flagged_rows(found)
     for name, numbers in (found.ood or {}).items():
-        for key, number in vars(numbers).items() if found.is_random or name == "entropy" else ():
+        keys = SEPARATION if name in ("entropy", "mutual_information") else SEPARATION[:1]
+        for key in keys if found.is_random or name != "mutual_information" else ():
+            number = getattr(numbers, key)
             yield f"{key.upper()} by {name.replace('_', ' ')}", f"{number.value:.4f}", _ends(number.interval)
+
+
+def _flagged_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
+    if (flagged := found.flagged) is not None:
+        target = "" if found.outside else f" (target at most {flagged.false_alarm:g})"
+        yield f"called outliers by {flagged.score}{target}", f"{flagged.share:.4f}", _ends(flagged.interval)
 
 
 def _ends(interval: tuple[float, float] | None) -> str:
@@ -194,6 +205,9 @@ def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
         bounds = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, sets.thresholds, strict=True))
         table.add_row(f"{sets.kind} threshold", bounds)
         table.add_row("empty sets", "stay empty" if sets.empty else "get the most probable class")
+    if (outliers := found.outliers) is not None:
+        called = f"those with a score above {outliers.threshold:.4g}"
+        table.add_row("outliers", f"{called}: at most {outliers.false_alarm:g} of ordinary inputs")
     if found.warning is not None:
         table.caption = found.warning
     return table
@@ -211,6 +225,7 @@ class PredictionRow:
     monte_carlo_error: float
     probabilities: dict[str, float]
     outlier_score: float | None = None
+    outlier: bool | None = None
     abstains: bool | None = None
     set: list[str] | None = None
 
@@ -235,8 +250,9 @@ def prediction_rows(found: Prediction) -> list[PredictionRow]:
     )  # fmt: skip
     nothing = [None] * len(found)
     outlier = nothing if found.outlier_score is None else found.outlier_score.tolist()
+    outside = nothing if found.outliers is None else found.outliers.tolist()
     abstains = nothing if found.abstains is None else found.abstains.tolist()
-    decided = zip(outlier, abstains, found.class_sets or nothing, strict=True)
+    decided = zip(outlier, outside, abstains, found.class_sets or nothing, strict=True)
     return [
         PredictionRow(
             name, label, probs[index], entropy, information, error, dict(zip(found.classes, probs, strict=True)), *more

@@ -27,6 +27,20 @@ if TYPE_CHECKING:
     from calgp.runs import Classifier, Run, RunFolder, Step, TrainingData
 
 
+TrainNetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Fine-tune a pretrained network: timm:NAME, torchvision:NAME, transformers:FOLDER or file.py:function.",
+        show_default="none",
+        rich_help_panel="Model",
+    ),
+]
+TrainWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Weights for --network: a file, or `random`.", show_default="the library's", rich_help_panel="Model"
+    ),
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
 ]
@@ -52,6 +66,8 @@ CheckpointOption = Annotated[float, typer.Option(help="Save the training this of
 def train(
     options: dict[str, Json],
     *,
+    network: TrainNetworkOption = None,
+    weights: TrainWeightsOption = None,
     folder: OutOption = None,
     resume: ResumeOption = None,
     go_on: ContinueOption = False,
@@ -69,14 +85,22 @@ def train(
 
     After a crash, --resume continues from the last checkpoint, with the same result to the bit (docs/reliability.md).
 
+    With --network: the head is trained on features of the frozen network first, then both together.
+
     Several GPUs or machines: --devices 2, or torchrun (docs/scaling.md).
 
     Example: calgp train --source mnist --minutes 10
     """
-    _check_resume(options, folder, resume)
+    _check_resume({**options, **({} if network is None else {"network": network})}, folder, resume)
+    if weights is not None and network is None:
+        raise CalgpError("Invalid --weights without --network: they are of a pretrained network.")
     from calgp import runs
+    from calgp.runs.training import described_run
 
-    run, begun_in = _begun(resume) if resume else (runs.from_json(options), None)
+    if resume:
+        run, begun_in = _begun(resume)
+    else:
+        run, begun_in = described_run(options, network, weights), None
     go_on = go_on or runs.restarted()
     _check_saving(checkpoint_seconds, go_on=go_on, somewhere=bool(folder or resume))
     require_positive("devices", devices)
@@ -185,6 +209,8 @@ def training_summary(trained: "Classifier") -> list[str]:
         f"On {last.n:,} held-out images {wrong:,} are wrong ({found.err or 0:.1%}), MNLL {found.mnll:.4f}, "
         f"ECE {found.ece or 0:.4f}"
     )
+    if scores[0].step == 0:  # of a pretrained network
+        good = f"On the frozen network {scores[0].err:.1%} were wrong, MNLL {scores[0].mnll:.4f}. {good}"
     if crossed is not None and trained.calibration is not None:
         return [done, f"{good}, with a temperature of {trained.calibration.parameters['temperature']:.3g}.", next_one]
     return [done, f"{good}.{''.join(f' {each}' for each in why)}", next_one]

@@ -22,14 +22,13 @@ from calgp.errors import CalgpError
 from calgp.gp import Predictive
 from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_mode
 from calgp.options import option
-from calgp.posthoc.outliers import Combined, Density, Neighbours, OutlierScore, find, from_state, left_out_density
+from calgp.posthoc.outliers import Combined, OutlierScore, find, from_state
 
 if TYPE_CHECKING:
     from calgp.runs.embedding_cache import MadeBy
     from calgp.runs.export import Exported
 
-FORMAT = "calgp-gp-classifier-1"
-KEPT_NEIGHBOURS = 5000
+FORMAT = "calgp-gp-classifier-2"
 
 
 @dataclass(eq=False, repr=False)
@@ -88,6 +87,19 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         with torch.no_grad():
             return Predictive.cat(self._predict(part) for part in parts(x, self._width))
 
+    @property
+    def outlier_names(self) -> tuple[str, ...]:
+        """The scores that `scored` adds: `combined` first, as it is `outlier_score`'s own choice."""
+        return (*self.scores_, "variance")
+
+    def scored(self, X: Any) -> Predictive:
+        """`predictive` with its outlier scores [N, K], a column for each of `outlier_names`."""
+        x, predictive = self._read(X), self.predictive(X)
+        with torch.no_grad():
+            u = torch.cat([self.inputs_(part) for part in parts(x, x.shape[1])])
+        fitted = [self.scores_.get(name) or find(name).fit(u, u) for name in self.outlier_names]
+        return replace(predictive, outlier_scores=torch.stack([each.score(u, predictive) for each in fitted], 1))
+
     def predict_proba(self, X: Any) -> np.ndarray:
         """p(y | x) [N, Q] in the order of `classes_`."""
         return self.predictive(X).probs.numpy()
@@ -104,7 +116,7 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     def outlier_score(self, X: Any, score: str = "combined") -> np.ndarray:
         """How far rows lie from the training set [N], higher is further; `score` is a name of `OUTLIER_SCORES`.
 
-        combined (density and confidence), density (class-conditional Gaussians), neighbours, variance (of f),
+        combined (entropy, density and neighbours), density (class-conditional Gaussians), neighbours, variance (of f),
         confidence, entropy, mutual-information.
         """
         kind = find(score)
@@ -138,11 +150,10 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
             "format": FORMAT, "choice": asdict(self.choice_), "tried": [asdict(each) for each in self.tried_],
             "parameters": {"inducing": int(self.inducing)},
             "classes": self.classes_.tolist(), "classes_type": self.classes_.dtype.str,
-            "scores": {name: score.settings() for name, score in self.scores_.items()},
+            "outliers": self.scores_["combined"].settings(),  # the other scores are parts of it
             "made_by": None if made_by is None else asdict(made_by),
         }  # fmt: skip
-        for name, score in self.scores_.items():
-            tensors |= {f"{name}.{key}": value for key, value in score.tensors().items()}
+        tensors |= {f"outliers.{key}": value for key, value in self.scores_["combined"].tensors().items()}
         tensors = {key: value.clone().contiguous() for key, value in tensors.items()}
         with wrap_os_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,21 +196,16 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         u = torch.cat([self.inputs_(part) for part in parts(x, x.shape[1])])
         if len(u) <= max(self.inducing, FEWEST):
             basis, phi = Basis.exact(found.kernel, u)
-            (self.choice_, unsure), start = cross_validate(phi, y, classes, found), None
-            ordinary = left_out_density(u, y) if len(u) >= FEWEST else None
+            (self.choice_, entropy), start = cross_validate(phi, y, classes, found), None
+            combined = Combined.of(u, y, entropy, folds=5 if len(u) >= FEWEST else 0)
         else:
             basis, phi = Basis.of(found.kernel, u[: self.inducing].clone(), u)
-            self.choice_, unsure, start = hold_out(basis, u, phi, y, classes, found)
-            kept = len(u) - len(unsure)
-            ordinary = Density.fit(u[:kept], y[:kept]).score(u[kept:])
+            self.choice_, entropy, start = hold_out(basis, u, phi, y, classes, found)
+            kept = len(u) - len(entropy)
+            combined = Combined.of(u[:kept], y[:kept], entropy, u[kept:])
         mode = find_mode(phi, y, classes, self.choice_.variance, start=start)
         self.process_ = VectorGP.fit(basis, phi, mode, self.choice_.variance, spread=self.choice_.spread)
-        del phi
-        density = Density.fit(u, y)
-        self.scores_: dict[str, OutlierScore] = {
-            "density": density, "neighbours": Neighbours.fit(u, y, most=KEPT_NEIGHBOURS),
-            "combined": Combined.of(density, unsure, density.score(u) if ordinary is None else ordinary),
-        }  # fmt: skip
+        self.scores_: dict[str, OutlierScore] = combined.parts()
 
     @property
     def _width(self) -> int:
@@ -226,10 +232,6 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         mode = Mode(tensors["weight"], tensors["bias"])
         self.process_ = VectorGP(basis, mode, tensors["root"], self.choice_.variance, self.choice_.spread)
         self.n_features_in_ = basis.inducing.shape[1]
-        self.scores_ = {
-            name: from_state(name, settings, {
-                key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")
-            })
-            for name, settings in described["scores"].items()
-        }  # fmt: skip
+        fitted = {key.removeprefix("outliers."): value for key, value in tensors.items() if key.startswith("outliers.")}
+        self.scores_ = from_state("combined", described["outliers"], fitted).parts()
         return self

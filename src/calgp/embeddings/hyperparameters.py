@@ -116,11 +116,11 @@ def _best_variance(
 def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple[Choice, Tensor]:
     """σ², spread and temperature of a process that all rows carry, by the likelihood of left-out rows.
 
-    And 1 less the confidence of each row when it was left out; of too few rows, of all of them as they are.
+    And the entropy of each row when it was left out; of too few rows, of all of them as they are.
     """
     if len(y) < FEWEST:
         mode = find_mode(phi, y, classes, found.variance)
-        return found, 1 - mode(phi).softmax(1).amax(1)
+        return found, _entropy(mode(phi).log_softmax(1))
     folds = _folds(y, FOLDS)
     variance, _, _ = _best_variance(phi, y, classes, folds, found.variance)
     mean, spread = phi.new_empty(len(y), classes), phi.new_empty(len(y))
@@ -152,7 +152,7 @@ def hold_out(
 def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Choice, Tensor]:
     """The spread and the temperature with which the mean and the variance of f at left-out rows predict best.
 
-    And 1 less the confidence of these rows.
+    And the entropy of these rows.
     """
     tried: dict[float, tuple[Choice, Tensor]] = {}
 
@@ -164,7 +164,7 @@ def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tup
         log_probs = (log_probs / temperature).log_softmax(1)
         mnll = _mnll(log_probs, y)
         choice = replace(found, mnll=mnll, spread=spread, temperature=temperature)
-        tried[spread] = choice, 1 - log_probs.amax(1).exp()
+        tried[spread] = choice, _entropy(log_probs)
         return mnll
 
     return tried[_climb(SPREADS, 1.0, score)]
@@ -174,6 +174,10 @@ def _temperature(log_probs: Tensor, y: Tensor) -> float:
     """That of the left-out rows, within limits, and drawn to 1 where they are few."""
     found = min(max(Temperature.fit(log_probs, y).temperature, COLDEST), HOTTEST)
     return math.exp(math.log(found) * len(y) / (len(y) + PRIOR_ROWS))
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return torch.special.entr(log_probs.exp()).sum(1)
 
 
 def _mnll(log_probs: Tensor, y: Tensor) -> float:

@@ -25,7 +25,6 @@ from calgp.runs.card import Card, Vectors
 from calgp.runs.classifier import Classifier
 from calgp.runs.embedding_cache import MadeBy, load_embeddings
 from calgp.runs.environment import environment
-from calgp.runs.evaluation import on_cpu
 from calgp.runs.export import Exported, Target
 from calgp.runs.folder import RunFolder
 from calgp.runs.prediction import Prediction
@@ -43,7 +42,7 @@ class VectorRun(Classifier):
     def __init__(self, classifier: GPClassifier, card: Card, **options: Any) -> None:
         place = nn.ParameterList([torch.zeros(())])  # on the CPU, in float32: where and how embeddings are read
         super().__init__(place, card, **options)  # type: ignore[arg-type]  (it predicts itself)
-        self.classifier = classifier
+        self.classifier, self.outlier_names = classifier, classifier.outlier_names
 
     @staticmethod
     def read(
@@ -69,7 +68,7 @@ class VectorRun(Classifier):
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
     ) -> Iterator[Predictive]:
         for x, _ in data:
-            part = on_cpu(self.classifier.predictive(_numbers(x)))
+            part = self.classifier.scored(_numbers(x))
             yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
 
     def predict(
@@ -85,8 +84,8 @@ class VectorRun(Classifier):
         x = np.asarray(images, dtype=np.float32)
         (predictive,) = self.predict_batches([(to_unit_interval(_bytes(x)), torch.zeros(len(x)))])
         decided = self.decide_on(predictive, _bytes(x))
-        score = torch.from_numpy(self.classifier.outlier_score(x))
-        return Prediction(None, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"), score)
+        told = Prediction(None, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
+        return told.with_outliers(self.outlier_threshold)
 
     def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
         """The rows of a source; of the run's own without test rows of their own, those that `fit` left out to test."""
@@ -138,12 +137,17 @@ def split_rows(images: Images, vectors: Vectors, seed: int) -> tuple[Images, Ima
     return images, test, held
 
 
+def check_new(path: Path) -> None:
+    """Refuse a folder that holds anything."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
+
+
 def fit_folder(
     path: Path, train: Path, test: Path | None, *, holdout: float, seed: int, made_by: MadeBy | None
 ) -> VectorRun:
     """Fit a `GPClassifier` on a file of embeddings, and keep it in a run folder."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
+    check_new(path)
     _, y, names = load_embeddings(train)
     if y is None:
         raise CalgpError(f"{train} has no labels; put X and y into one .npz file: np.savez(file, X=X, y=y).")

@@ -16,6 +16,7 @@ from calgp.gp.inference import (
     draw,
     evaluating,
     mixes_rows,
+    outputs_seen,
     predict,
     predict_batches,
     sample_cost,
@@ -52,6 +53,6 @@ __all__ = [
     "Model", "Noise", "NumericalError", "Passes", "Posterior", "Predictive", "RandomFeatureGP", "RobustMax",
     "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta", "Variational", "bound_filters",
     "draw", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform", "label_is_decided",
-    "make_kernel", "mixes_rows", "name_sites", "orthogonal", "predict", "predict_batches", "same_padding",
-    "sample_cost", "spectral_norm",
+    "make_kernel", "mixes_rows", "name_sites", "orthogonal", "outputs_seen", "predict", "predict_batches",
+    "same_padding", "sample_cost", "spectral_norm",
 ]  # fmt: skip

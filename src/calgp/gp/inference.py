@@ -4,7 +4,7 @@ import functools
 import operator
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -325,21 +325,40 @@ def sample_cost(model: Model, h: Tensor, how: Passes) -> tuple[int, bool]:
 
 def _footprint(model: nn.Module, run: Callable[[], Tensor]) -> int:
     """Bytes that one sample of one row takes at its peak: about four times the largest tensor that a layer gives."""
-    sizes, here, own = [1], threading.get_ident(), set(model.modules())
+    sizes = [1]
+
+    def record(output: Tensor) -> None:
+        sizes.append(output.numel() * output.element_size())
+
+    with outputs_seen(set(model.modules()), record):
+        record(run())
+    return 4 * max(sizes)
+
+
+@contextmanager
+def outputs_seen(modules: Collection[nn.Module], see: Callable[[Tensor], None]) -> Iterator[None]:
+    """While it lasts, `see` is given the tensors that these modules return in this thread.
+
+    >>> layer, seen = nn.Linear(2, 3), []
+    >>> with outputs_seen([layer], seen.append):
+    ...     y = nn.Sequential(layer, nn.ReLU())(torch.zeros(4, 2))
+    >>> [each.shape for each in seen]
+    [torch.Size([4, 3])]
+    """
+    here = threading.get_ident()
 
     def record(module: nn.Module, inputs: object, output: object) -> None:
-        if isinstance(output, Tensor) and module in own and threading.get_ident() == here:
-            sizes.append(output.numel() * output.element_size())
+        if isinstance(output, Tensor) and module in modules and threading.get_ident() == here:
+            see(output)
 
-    # for all modules there are: hooks of the model's own modules would be written into it, while other threads use it
+    # for all modules there are: hooks of these modules would be written into them, while other threads use them
     with _GUARD:
         handle = register_module_forward_hook(record)
     try:
-        record(model, (), run())
+        yield
     finally:
         with _GUARD:
             handle.remove()
-    return 4 * max(sizes)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ class Predictive:
     samples: int
     uncalibrated_entropy: Float[Tensor, "N"] | None = None  # of the average, where log_probs have been calibrated since
     latent_variance: Float[Tensor, "N"] | None = None  # of f, its mean over classes, where a classifier tells it
+    outlier_scores: Float[Tensor, "N K"] | None = None  # a column each, where a classifier has fitted some
 
     @property
     def probs(self) -> Float[Tensor, "N Q"]:
@@ -85,16 +86,8 @@ class Predictive:
         parts = list(parts)
         if not parts:
             raise ValueError("there are no images to predict")
-        before = [part.uncalibrated_entropy for part in parts if part.uncalibrated_entropy is not None]
-        latent = [part.latent_variance for part in parts if part.latent_variance is not None]
-        return Predictive(
-            torch.cat([part.log_probs for part in parts]),
-            torch.cat([part.expected_entropy for part in parts]),
-            torch.cat([part.variance for part in parts]),
-            parts[0].samples,
-            torch.cat(before) if before else None,
-            torch.cat(latent) if latent else None,
-        )
+        names = [name for name, value in vars(parts[0]).items() if isinstance(value, Tensor)]
+        return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 @dataclass(frozen=True)

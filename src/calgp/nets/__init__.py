@@ -5,6 +5,7 @@ from calgp.nets.base import Backbone, Features, Task
 from calgp.nets.compact import Compact
 from calgp.nets.features_with_head import FeaturesWithHead
 from calgp.nets.lenet import LeNet
+from calgp.nets.pretrained_backbone import Pretrained, program_features
 from calgp.nets.resnet import ResNet
 from calgp.nets.standardised import Standardised, standardisers
 from calgp.nets.wrap import NETWORKS, Wrapped, WrappedFeatures
@@ -19,6 +20,6 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 __all__ = [
-    "BACKBONES", "NETWORKS", "Auto", "Backbone", "Compact", "Features", "FeaturesWithHead", "LeNet", "ResNet",
-    "Standardised", "Task", "Wrapped", "WrappedFeatures", "standardisers",
+    "BACKBONES", "NETWORKS", "Auto", "Backbone", "Compact", "Features", "FeaturesWithHead", "LeNet", "Pretrained",
+    "ResNet", "Standardised", "Task", "Wrapped", "WrappedFeatures", "program_features", "standardisers",
 ]  # fmt: skip

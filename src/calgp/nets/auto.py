@@ -25,6 +25,7 @@ class Auto(Backbone):
     """
 
     summary: ClassVar[str] = "lenet for grey images of at most 32 × 32, else compact"
+    optimiser: ClassVar[str | None] = None
     hidden: ClassVar[tuple[int, ...]] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def choose(self, task: Task, *, mirror: bool = False) -> Backbone:

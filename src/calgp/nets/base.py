@@ -54,6 +54,24 @@ class Backbone(ABC):
 
     summary: ClassVar[str] = "your own network"
     hidden: tuple[int, ...]  # widths of the fully connected layers of methods without a GP
+    optimiser: ClassVar[str | None] = "adam"  # of a run that names none; None: that of the network it stands for
+    scale_free: ClassVar[bool] = False  # whether batch norm follows every convolution
+
+    @property
+    def own_label(self) -> str | None:
+        """What it is called, where its kind and its options say too much."""
+        return None
+
+    def flags(self) -> list[str] | None:
+        """The flags of `calgp train` that choose it, where `--backbone` does not."""
+        return None
+
+    def keep(self) -> str | None:
+        """What a run folder must keep of it beside run.json, in network.json; nothing of most."""
+        return None
+
+    def recall(self, text: str) -> None:  # noqa: B027
+        """Take what `keep` gave; ValueError where it is another network's."""
 
     def choose(self, task: Task, *, mirror: bool = False) -> "Backbone":
         """The network itself, or the one that it stands for where images are of this shape (`Auto`).

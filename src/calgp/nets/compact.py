@@ -37,6 +37,8 @@ class Compact(Backbone):
     """
 
     summary: ClassVar[str] = "fast network for colour images: whitened patches, batch norm"
+    optimiser: ClassVar[str | None] = "muon"
+    scale_free: ClassVar[bool] = True
 
     widths: tuple[int, ...] = option((64, 128, 256), "Channels of the stages.", within=COUNT)
     entry: int = option(32, "Channels of the further stages of large images.", within=COUNT)

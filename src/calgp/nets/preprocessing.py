@@ -57,6 +57,10 @@ class Preprocessing:
     def channels(self) -> int:
         return len(self.mean)
 
+    @property
+    def colour(self) -> Literal["grey", "rgb"]:
+        return "grey" if self.channels == 1 else "rgb"
+
     def resized(self, image: Tensor) -> Tensor:
         """An image uint8 [C, H, W] of any size as uint8 [channels, size, size]."""
         image = _as_channels(image, self.channels)

@@ -9,7 +9,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,7 +76,9 @@ class Made:
     preprocessing: Preprocessing
 
 
-def find_network(name: str, weights: Path | str | None = None, *, features: str | None = None) -> FeatureExtractor:
+def find_network(
+    name: str, weights: Path | str | None = None, *, features: str | None = None, size: int | None = None
+) -> FeatureExtractor:
     """A pretrained network by name, as a frozen feature extractor.
 
     Args:
@@ -86,6 +88,7 @@ def find_network(name: str, weights: Path | str | None = None, *, features: str 
         weights: a .safetensors file or a PyTorch state dict; None takes those of the library, which it downloads, or
             those that the function or the folder gives; "random" takes none, for tests.
         features: the module whose output are the features, where they cannot be found.
+        size: the side of its images in pixels, instead of its own.
     """
     kind, colon, rest = name.partition(":")
     make = KINDS.get(kind)
@@ -101,13 +104,13 @@ def find_network(name: str, weights: Path | str | None = None, *, features: str 
         torch.manual_seed(0)  # "random" weights are always the same
         made = make(rest, own_weights=weights is None)
     network = made.network.float().eval()
-    side = made.preprocessing.size
-    task = Task(made.preprocessing.channels, side, side, classes=2)
+    preprocessing = made.preprocessing if size is None else replace(made.preprocessing, size=size, resize=size)
+    task = Task(preprocessing.channels, preprocessing.size, preprocessing.size, classes=2)
     found = Wrapped(name, features=features, freeze=True).features_of(lambda: network, task, UNMASKED).eval()
     if file is not None and tensors is not None:
         put_weights(found.network, tensors, file)
     found = found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  (twice as fast on a CPU)
-    return FeatureExtractor(name, found, made.preprocessing, weights_digest(found.network))
+    return FeatureExtractor(name, found, preprocessing, weights_digest(found.network))
 
 
 def _library(name: str) -> ModuleType:

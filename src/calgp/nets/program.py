@@ -8,7 +8,7 @@ evaluated: a folder from a stranger must do neither.)
 import math
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +49,7 @@ CONSTANTS: dict[str, tuple[type, Any]] = {
 }  # fmt: skip
 MOST_STEPS = 100_000
 ASSERTION = "assert"
+VIEW = "aten.view.default"  # of channels-last images it may need a copy, which reshape makes
 TOLERANCE = 1e-4  # relative to the largest logit, between the network and its program
 
 
@@ -67,19 +68,24 @@ class Program(nn.Module):
     Args:
         described: what `describe` gave; a program of a stranger is checked before anything runs.
         tensors: by the names that steps have for them.
+        outputs: how many it must give.
+        trained: names of tensors that are parameters with gradients.
     """
 
-    def __init__(self, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, described: Mapping[str, Any], tensors: Mapping[str, Tensor], *, outputs: int = 2,
+        trained: Collection[str] = (),
+    ) -> None:  # fmt: skip
         super().__init__()
-        steps, outputs = described["steps"], described["outputs"]
-        if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS or len(outputs) != 2:
-            raise ValueError("it is no list of steps with two outputs")
+        steps, given = described["steps"], described["outputs"]
+        if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS or len(given) != outputs:
+            raise ValueError(f"it is no list of steps with {outputs} outputs")
         self.steps = [Step(*step) for step in steps]
         self._run = [(step, _operation(step.operation)) for step in self.steps]
-        self.outputs, self.names = [*outputs], {name: f"tensor{place}" for place, name in enumerate(tensors)}
+        self.outputs, self.names = [*given], {name: f"tensor{place}" for place, name in enumerate(tensors)}
         for name, value in tensors.items():
             if value.is_floating_point():
-                self.register_parameter(self.names[name], nn.Parameter(value.clone(), requires_grad=False))
+                self.register_parameter(self.names[name], nn.Parameter(value.clone(), name in trained))
             else:
                 self.register_buffer(self.names[name], value.clone())
         known = {"x", *tensors}
@@ -87,9 +93,9 @@ class Program(nn.Module):
             if strange := (_names(step.args) | _names(step.kwargs)) - known:
                 raise ValueError(f"step {step.name!r} needs {min(strange)!r}, which is not there")
             known.add(step.name)
-        if not set(outputs) <= known:
+        if not set(given) <= known:
             raise ValueError("its outputs are no results of its steps")
-        self._last_use = _last_uses(self.steps, {*outputs})
+        self._last_use = _last_uses(self.steps, {*given})
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         values: dict[str, Tensor] = {name: getattr(self, own) for name, own in self.names.items()} | {"x": x}
@@ -156,40 +162,49 @@ def describe(
 
     handle = last.layer.register_forward_hook(see)
     try:
+        return describe_module(module, x, 2, "Save a .safetensors file instead, which needs the network again.")
+    finally:
+        handle.remove()
+        for each, was in training.items():
+            each.training = was
+
+
+def describe_module(
+    module: nn.Module, x: Tensor, outputs: int, instead: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A module from a batch like `x` to a tuple of tensors, in evaluation mode, as a program; `instead`: a remedy."""
+    try:
         module.eval()
+        like = next(module.parameters())
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            expected = [each.cpu() for each in module(x.to(module.mean))]
+            expected = [each.cpu() for each in module(x.to(like.device))]
             traced = torch.export.export(
                 module.cpu(), (x,), dynamic_shapes=({0: torch.export.Dim("N", min=1, max=2**20)},), strict=False
             ).run_decompositions()
     except Exception as error:  # of torch, about anybody's code
         raise CalgpError(
-            f"The network cannot be written as a program, since torch cannot follow it ({one_line(error)}); save a "
-            ".safetensors file instead, which needs the network again."
+            f"The network cannot be written as a program, since torch cannot follow it ({one_line(error)}). {instead}"
         ) from None
-    finally:
-        handle.remove()
-        for each, was in training.items():
-            each.training = was
-    described, tensors = _described(traced)
-    _compare(Program(described, tensors), x, expected)
+    described, tensors = _described(traced, outputs)
+    _compare(Program(described, tensors, outputs=outputs), x, expected, instead)
     return described, tensors
 
 
-def _compare(program: Program, x: Tensor, expected: Sequence[Tensor]) -> None:
+def _compare(program: Program, x: Tensor, expected: Sequence[Tensor], instead: str) -> None:
     with torch.no_grad():
         found = [torch.cat(parts) for parts in zip(program(x[:1]), program(x[1:]), strict=True)]
     for here, there in zip(found, expected, strict=True):
         if here.shape != there.shape or (here - there).abs().max() > TOLERANCE * (1 + there.abs().max()):
             raise CalgpError(
                 "The program of the network gives other numbers than the network itself: it depends on the batch, or "
-                "draws numbers. Save a .safetensors file instead, which needs the network again."
+                f"draws numbers. {instead}"
             )
 
 
-def _described(traced: Any) -> tuple[dict[str, Json], dict[str, Tensor]]:
+def _described(traced: Any, count: int) -> tuple[dict[str, Json], dict[str, Tensor]]:
     tensors, rename, steps = dict[str, Tensor](), dict[str, str](), list[list[Json]]()
+    parameters = [each.arg.name for each in traced.graph_signature.input_specs if each.kind.name == "PARAMETER"]
     for spec in traced.graph_signature.input_specs:
         if spec.target is None:
             rename[spec.arg.name] = "x"
@@ -205,9 +220,9 @@ def _described(traced: Any) -> tuple[dict[str, Json], dict[str, Tensor]]:
             steps.append([node.name, _name(node.target), args, kwargs])
         elif node.op == "output":
             outputs = [str(rename.get(each.name, each.name)) for each in node.args[0]]
-    if len(outputs) != 2:
+    if len(outputs) != count:
         raise CalgpError("The network changes itself when it predicts; it cannot be written as a program.")
-    return {"steps": steps, "outputs": outputs}, tensors
+    return {"steps": steps, "outputs": outputs, "parameters": parameters}, tensors
 
 
 def _name(target: Any) -> str:
@@ -229,7 +244,7 @@ def _operation(name: Any) -> Callable[..., Any]:
     if room == "aten" and packet.isidentifier() and overload.isidentifier():
         found = getattr(getattr(torch.ops.aten, packet, None), overload, None)
         if isinstance(found, torch._ops.OpOverload) and (torch.Tag.core in found.tags or name in ALSO):
-            return found
+            return torch.ops.aten.reshape.default if name == VIEW else found
     raise ValueError(f"{str(name)[:80]!r} is no operation of torch that a program may have")
 
 

@@ -29,6 +29,7 @@ from calgp.options import Json
 
 LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
+NEAR_ONE = 0.2  # spread of 1/T of methods that are nearly calibrated: the best for hold-outs of 50 to 500 images
 HALVINGS = 60  # of the bracket: beyond the precision of a float64
 STEPS = 500  # of L-BFGS, at most
 
@@ -71,6 +72,14 @@ class Temperature(Calibrator):
     The negative log-likelihood is convex in β: its slope is bisected over T in [0.05, 20], so that the fit can neither
     diverge nor become negative, and ends at an edge if it must. A hold-out without a mistake has its optimum at T = 0,
     certainty of everything: T then stays 1.
+
+    A small hold-out says little, and the best T for it can be far off. Of a method that is nearly calibrated already,
+    1/T ~ N(1, spread²) can be believed before the hold-out is seen; the fit is then the most probable T after it:
+
+    >>> log_probs = torch.tensor([[0.9, 0.1]] * 10).log()  # 90 % sure, 7 of 10 right
+    >>> y = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
+    >>> round(Temperature.fit(log_probs, y).temperature, 2), round(Temperature.fit(log_probs, y, 0.2).temperature, 2)
+    (2.59, 1.17)
     """
 
     summary: ClassVar[str] = "one temperature: p ∝ p̄^(1/T)"
@@ -82,20 +91,24 @@ class Temperature(Calibrator):
             raise CalgpError(f"T = {self.temperature} cannot be; it lies in [{LOWEST_T:g}, {HIGHEST_T:g}].")
 
     @classmethod
-    def fit(cls, log_probs: Tensor, y: Tensor) -> "Temperature":
+    def fit(cls, log_probs: Tensor, y: Tensor, spread: float = math.inf) -> "Temperature":
         log_p, y = _held_out(log_probs, y)
+
+        def slope(beta: float) -> float:
+            return _slope(beta, log_p, y) + (beta - 1) / (len(y) * spread**2)
+
         uniform = (log_p.amax(1) - log_p.amin(1)).amax() < 1e-6  # whatever the temperature
         if uniform or log_p.gather(1, y[:, None]).equal(log_p.amax(1, keepdim=True)):
             return cls(UNTOLD_T)
         low, high = math.log(LOWEST_T), math.log(HIGHEST_T)
-        if _slope(1 / LOWEST_T, log_p, y) <= 0:
+        if slope(1 / LOWEST_T) <= 0:
             return cls(LOWEST_T)
-        if _slope(1 / HIGHEST_T, log_p, y) >= 0:
+        if slope(1 / HIGHEST_T) >= 0:
             return cls(HIGHEST_T)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             # a positive slope in β: too sharp, T must be larger
-            low, high = (middle, high) if _slope(math.exp(-middle), log_p, y) > 0 else (low, middle)
+            low, high = (middle, high) if slope(math.exp(-middle)) > 0 else (low, middle)
         return cls(math.exp((low + high) / 2))
 
     def transform(self, log_p: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
-"""Outlier scores that read features: class-conditional density, nearest neighbours, and density with confidence."""
+"""Outlier scores that read features: class-conditional density and nearest neighbours."""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from calgp.errors import CalgpError
-from calgp.posthoc.outlier_score import MaximumProbability, OutlierScore, PredictiveLike
+from calgp.posthoc.outlier_score import OutlierScore, PredictiveLike
 
 ROWS = 2**22  # numbers that are handled at a time
 MOST_NEIGHBOURS = 20_000  # training rows that are kept to be searched
@@ -119,90 +118,6 @@ class Neighbours(OutlierScore):
         cosine = _unit((z - self.centre) / self.scale).float() @ self.rows.mT
         # ‖u − v‖² = 2 − 2 u·v of unit vectors: the k-th nearest has the k-th largest product
         return (2 - 2 * cosine.topk(self.k, dim=1).values[:, -1].double()).clamp_min(0).sqrt()
-
-
-@dataclass(frozen=True, eq=False)
-class Combined(Density):
-    """−log P₁ − log P₂: unusual features, or an unsure prediction, or a little of both (Fisher's combination).
-
-    P₁ is the share of ordinary inputs with a `confidence` score at least as high, P₂ that of the `density` score, both
-    counted among inputs that neither classifier nor density was fitted on (`unseen`). Density notices what no class
-    looks like, confidence what lies between classes; either alone misses what the other sees.
-    """
-
-    name = "combined"
-    summary = "density of the features and confidence together: minus the log of the shares of ordinary inputs beyond"
-    reads_features, reads_predictive = True, True
-
-    unseen: Float[Tensor, "2 n"]  # confidence and density scores of ordinary inputs, sorted
-
-    @classmethod
-    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], **options: Any) -> "Combined":
-        """Of training features; `of` has to say what is ordinary."""
-        raise CalgpError("The outlier score 'combined' needs inputs that were not trained on: Combined.of(density, …).")
-
-    @classmethod
-    def of(
-        cls, density: Density, confidence_scores: Float[Tensor, "n"], density_scores: Float[Tensor, "n"]
-    ) -> "Combined":
-        """`density` is fitted on training features, the two scores are of ordinary inputs that were left out of it."""
-        unseen = torch.stack([confidence_scores.double(), density_scores.double()]).cpu()
-        if not unseen.shape[1] or not unseen.isfinite().all():
-            raise CalgpError("Ordinary inputs have finite scores, and there must be some; these are none.")
-        return cls(**vars(density), unseen=unseen.sort(dim=1).values)
-
-    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
-        unsure = MaximumProbability().score(None, predictive).cpu()
-        return surprise(self.unseen[0], unsure) + surprise(self.unseen[1], super().score(features))
-
-    @property
-    def step(self) -> float:
-        """A rank of both: an input may have the very score of an ordinary one."""
-        tail = _tail(self.unseen.shape[1])
-        return 2 * math.log((tail + 2) / (tail + 1))
-
-    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
-        unsure = MaximumProbability().score(None, predictive)
-        scores = torch.stack([unsure, super().elementary(features, predictive)])
-        counts = (self.unseen.unsqueeze(1) < scores.unsqueeze(2)).sum(2)  # as searchsorted has them
-        return sum(
-            (_surprise(*each) for each in zip(self.unseen, scores, counts, strict=True)), torch.zeros_like(unsure)
-        )
-
-
-def surprise(ordinary: Float[Tensor, "n"], scores: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-    """−log of the share of `ordinary` scores (sorted) that are at least as high; an exponential tail beyond a tenth.
-
-    >>> surprise(torch.arange(99.0), torch.tensor([0.0, 50.0])).exp().tolist()  # all of 100, and half of them: the new
-    [1.0, 2.0]
-    """
-    return _surprise(ordinary, scores, torch.searchsorted(ordinary, scores))
-
-
-def _tail(n: int) -> int:
-    """How many of n ordinary scores the tail is fitted to."""
-    return min(n - 1, max(n // 10, 5))
-
-
-def _surprise(ordinary: Tensor, scores: Tensor, below: Int[Tensor, "N"]) -> Tensor:
-    """`below`: how many of the ordinary scores are lower than each."""
-    n = len(ordinary)
-    tail = _tail(n)
-    start = ordinary[n - 1 - tail]
-    mean = (ordinary[n - tail :] - start).mean() if tail else torch.ones_like(start)
-    beyond = math.log((n + 1) / (tail + 2)) + (scores - start) / torch.where(mean > 0, mean, torch.ones_like(mean))
-    share = (n - below + 1) / (n + 1)
-    return torch.where(scores > start, beyond, -share.to(scores).log())
-
-
-def left_out_density(features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, folds: int = 5) -> Float[Tensor, "N"]:
-    """Density scores of all rows, each by a density of the rows of other folds; folds have the same classes."""
-    scores, order = torch.empty(len(y), dtype=torch.float64), y.argsort(stable=True)
-    for fold in range(folds):
-        out = order[fold::folds]
-        rest = torch.ones_like(y, dtype=torch.bool).index_fill(0, out, value=False)
-        scores[out] = Density.fit(features[rest], y[rest]).score(features[out])
-    return scores
 
 
 def _training(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

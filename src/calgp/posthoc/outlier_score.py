@@ -47,6 +47,10 @@ class OutlierScore(ABC):
         """`score` by operations that a file of another run time has, for any number of inputs at once: for exports."""
         return self.score(features, predictive)
 
+    def parts(self) -> dict[str, "OutlierScore"]:
+        """This score by its name, and those that it is made of."""
+        return {self.name: self}
+
     @property
     def step(self) -> float:
         """How far rounding may move the score: 0, but for one that counts ordinary inputs."""

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, name_error
 from calgp.options import Json
+from calgp.posthoc.combined_outliers import Combined, left_out_scores, surprise
 from calgp.posthoc.decisions import conformal_quantile
-from calgp.posthoc.feature_outliers import Combined, Density, Neighbours, left_out_density, surprise
+from calgp.posthoc.feature_outliers import Density, Neighbours
 from calgp.posthoc.outlier_score import (
     Entropy,
     MaximumProbability,
@@ -38,7 +39,7 @@ from calgp.posthoc.outlier_score import (
 
 __all__ = [
     "OUTLIER_SCORES", "Combined", "Density", "Entropy", "MaximumProbability", "MutualInformation", "Neighbours",
-    "OutlierScore", "PredictiveLike", "Threshold", "Variance", "find", "from_state", "left_out_density", "surprise",
+    "OutlierScore", "PredictiveLike", "Threshold", "Variance", "find", "from_state", "left_out_scores", "surprise",
 ]  # fmt: skip
 
 OUTLIER_SCORES: dict[str, type[OutlierScore]] = {

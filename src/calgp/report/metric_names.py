@@ -34,4 +34,13 @@ DETECTION = {
     "aupr_in": ("AUPR, inside", nats),
     "fpr95": ("FPR95", percent),
 }
-SCORED_BY = {"entropy": "entropy", "mutual_information": "mutual information"}
+SCORED_BY = {  # outlier scores, in the order of a table
+    "entropy": "entropy",
+    "mutual_information": "mutual information",
+    "confidence": "1 − confidence",
+    "combined": "density and confidence",
+    "density": "density of the features",
+    "neighbours": "nearest neighbours",
+    "variance": "variance",
+    "network_confidence": "the network’s own 1 − confidence",
+}

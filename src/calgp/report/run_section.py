@@ -13,12 +13,11 @@ from calgp.errors import CalgpError
 from calgp.runs.card import Card
 from calgp.runs.evaluation import test_images
 from calgp.runs.folder import RunFolder
+from calgp.runs.outlier_metrics import Flagged, Number, OutOfDistribution
 from calgp.runs.results import (
     Calibration,
     Evaluation,
     Intervals,
-    Number,
-    OutOfDistribution,
     Reliability,
     TrainRecord,
 )
@@ -72,7 +71,7 @@ class ScoreRow:
 
 @dataclass(frozen=True)
 class DetectionRow:
-    """A line of the table of out-of-distribution scores: value and interval by each score of uncertainty."""
+    """A line of the table of out-of-distribution detection: value and interval of each measure by one score."""
 
     name: str
     cells: list[tuple[str, str]]
@@ -106,6 +105,7 @@ class InsideSection:
     bins: Reliability
     confidence: str | None
     decisions: DecisionSection | None
+    flagged: str | None
     advice: list[str]
     classes: list[ClassRow]
     matrix: list[list[int]] | None
@@ -124,9 +124,11 @@ class OutsideSection:
     mutual_information: str
     sentence: str | None
     figure: str | None
+    measures: list[str]
     table: list[DetectionRow] | None
     auroc: Number | None
     decisions: str | None
+    flagged: str | None
     galleries: list[Gallery]
     absent: str
 
@@ -259,6 +261,7 @@ def _inside(evaluated: Evaluated, folder: RunFolder, card: Card, colour: str) ->
         confidence=columns
         and figures.confidence_histogram(columns["confidence"].tolist(), (columns["label"] == columns["y"]).tolist()),
         decisions=decision_section(found, columns, card.classes),
+        flagged=_flagged_sentence(found.flagged),
         advice=advice(found, card, str(folder.path)),
         classes=_class_rows(found, card.classes),
         matrix=matrix,
@@ -297,9 +300,11 @@ def _outside(evaluated: Evaluated, inside: Sequence[Evaluated], card: Card) -> O
         mutual_information=nats(found.mean_mutual_information),
         sentence=detection(found.source, found.inside or card.run.source, auroc.value) if auroc else None,
         figure=_entropies(evaluated, own, card, auroc),
+        measures=[name for name, _ in DETECTION.values()],
         table=_detection_rows(found.ood) if found.ood else None,
         auroc=auroc,
         decisions=outside_sentence(found),
+        flagged=_flagged_sentence(found.flagged),
         galleries=_shown(evaluated, outside_galleries, card),
         absent=evaluated.absent,
     )
@@ -356,7 +361,17 @@ def _score_rows(scores: metrics.Scores, intervals: Intervals, more: dict[str, li
 
 def _detection_rows(ood: dict[str, OutOfDistribution]) -> list[DetectionRow]:
     rows = []
-    for key, (name, form) in DETECTION.items():
-        numbers = [getattr(ood[by], key) for by in SCORED_BY]
-        rows.append(DetectionRow(name, [(form(each.value), interval(each.interval, form)) for each in numbers]))
+    for by in sorted(ood, key=lambda name: [*SCORED_BY, name].index(name)):
+        numbers = [(getattr(ood[by], key), form) for key, (_, form) in DETECTION.items()]
+        cells = [(form(each.value), interval(each.interval, form)) for each, form in numbers]
+        rows.append(DetectionRow(SCORED_BY.get(by, by.replace("_", " ")), cells))
     return rows
+
+
+def _flagged_sentence(flagged: Flagged | None) -> str | None:
+    """What the threshold of the outlier score says of these images."""
+    if flagged is None:
+        return None
+    by = SCORED_BY.get(flagged.score.replace("-", "_"), flagged.score)
+    of = f"a threshold that at most {percent(flagged.false_alarm)} of ordinary images should exceed"
+    return f"{percent(flagged.share)} are called outliers by {by}, with {of}."

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from calgp.data import Images
 from calgp.gp import MixedLabels, Noise
 from calgp.gp.noise import site_key
+from calgp.runs.augmix import augmix
 
 _SITE = site_key("augmentation")
 CUT_OUT = 3 / 8  # of the side
@@ -26,7 +27,7 @@ def augmented(
     """Images of a training step, changed by `kinds`.
 
     flip: left and right, with probability ½. crop: moved by up to `crop` pixels. cutout: a square of three eighths of
-    the side, anywhere, is black (DeVries & Taylor 2017). `mixed_up` is mixup.
+    the side, anywhere, is black (DeVries & Taylor 2017). augmix: see `augmix`. `mixed_up` is mixup.
 
     What is drawn is keyed by (seed, step, row), as the masks are: it depends neither on the batch nor on what was drawn
     before, so that a resumed training sees the same images.
@@ -38,6 +39,8 @@ def augmented(
         x = _moved(x, crop, words[:, 1:3] % (2 * crop + 1))
     if "flip" in kinds:
         x = torch.where((words[:, 0] & 1).bool()[:, None, None, None], x.flip(-1), x)
+    if "augmix" in kinds:
+        x = augmix(x, seed=seed, step=step, rows=rows)
     if "cutout" in kinds:
         x = _cut_out(x, words[:, 3:])
     return x

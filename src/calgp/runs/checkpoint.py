@@ -58,7 +58,7 @@ class LoadedCheckpoint:
         load_state(model, self._part("model."), path)
 
     def restore_optimiser(self, optimiser: torch.optim.Optimizer) -> None:
-        parameters = optimiser.param_groups[0]["params"]
+        parameters = [each for group in optimiser.param_groups for each in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in self._part("optimiser.").items():
             index, name = key.split(".", 1)

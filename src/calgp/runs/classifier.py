@@ -1,6 +1,7 @@
 """Classifier: a trained run as one object. Everything that predicts, predicts through it."""
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from calgp.data import Corruption, Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
+from calgp.posthoc.calibration import NEAR_ONE
+from calgp.posthoc.outliers import Threshold
 from calgp.run import SEED
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
@@ -32,12 +35,13 @@ from calgp.runs.evaluation import (
 )
 from calgp.runs.export import Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
-from calgp.runs.fit_decisions import Wanted, fit_selection, fit_sets, not_calibrated_on, warning
+from calgp.runs.fit_decisions import Wanted, fit_decisions, not_calibrated_on
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
 from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
+from calgp.runs.run_outliers import ONE_PASS, RunOutliers, read_outliers
 from calgp.runs.training_data import held_out_images
 from calgp.runs.verification import Check, verify_run
 
@@ -55,7 +59,7 @@ class Classifier:
     Args:
         model, card: what was trained, and its description.
         folder: where results are kept; None: the run is in memory only.
-        calibration, decisions: what was fitted on its hold-out, if anything.
+        calibration, decisions, outliers: what was fitted on its hold-out, if anything.
         fabric: where it runs; None: the best device of this machine.
     """
 
@@ -67,11 +71,13 @@ class Classifier:
         folder: RunFolder | None = None,
         calibration: Calibration | None = None,
         decisions: FittedDecisions | None = None,
+        outliers: RunOutliers | None = None,
         fabric: Fabric | None = None,
     ) -> None:
         self.fabric = one_device(fabric)
         self.model, self.card = model.to(self.fabric.device).eval(), card
-        self.fitted_decisions = decisions
+        self.fitted_decisions, self.outliers = decisions, outliers
+        self.outlier_names = () if outliers is None else outliers.names  # of the columns of `Predictive.outlier_scores`
         self._folder = folder and RunFolder(folder.path, writes=folder.writes and self.fabric.is_global_zero)
         self._calibrate_by(calibration)
 
@@ -94,7 +100,7 @@ class Classifier:
             return VectorRun.read(folder, card, calibrated=calibrated, decided=decided, fabric=fabric)
         return Classifier(
             folder.model(card), card, folder=folder, calibration=folder.calibration() if calibrated else None,
-            decisions=folder.decisions() if decided else None, fabric=fabric,
+            decisions=folder.decisions() if decided else None, outliers=read_outliers(folder), fabric=fabric,
         )  # fmt: skip
 
     def _calibrate_by(self, calibration: Calibration | None) -> None:
@@ -117,6 +123,12 @@ class Classifier:
         fitted = self.fitted_decisions
         now = None if self.calibration is None else self.calibration.probabilities
         return fitted if fitted is not None and fitted.calibration == now else None
+
+    @property
+    def outlier_threshold(self) -> Threshold | None:
+        """Beyond which the first of `outlier_names` calls an image an outlier; None: that was not decided."""
+        decided = None if self.fitted_decisions is None else self.fitted_decisions.outliers
+        return self.outliers.threshold if decided is None and self.outliers is not None else decided
 
     def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
         """How predictions are computed: as asked for, or the model's own way. Refuses what cannot be."""
@@ -143,8 +155,6 @@ class Classifier:
         made_by = arithmetic(self.fabric)
         same = {name: getattr(made_by, name) for name in ("calgp", "torch", "transform", "device", "precision")}
         return same | {"the run": to_json(self.card.run), "its calibrator": self.calibration, "what is asked": asked}
-
-    # --- predicting ---
 
     def predict(
         self,
@@ -174,15 +184,21 @@ class Classifier:
             check_same(self.fabric, self._identity(passes, engine, seed, len(x), names))
             predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
         decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
-        return Prediction(names, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
+        found = Prediction(names, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
+        return found.with_outliers(self.outlier_threshold)
 
     def predict_batches(
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
     ) -> Iterator[Predictive]:
         """The predictive of each batch of (images, rows), on the CPU, calibrated."""
         calibrator = self.calibrator  # one for all batches, though another thread may calibrate meanwhile
-        for part in predict_on_cpu(self.model, data, self.passes() if how is None else how, seed=seed):
+        for part in self._as_trained(data, self.passes() if how is None else how, seed=seed):
             yield part if calibrator is None else part.calibrated(calibrator.apply(part.log_probs))
+
+    def _as_trained(self, data: Iterable[Batch], how: Passes, *, seed: int) -> Iterator[Predictive]:
+        if self.outliers is not None and how == ONE_PASS:
+            return self.outliers.predict(self.model, data, seed=seed)
+        return predict_on_cpu(self.model, data, how, seed=seed)
 
     def decide_on(self, part: Predictive, x: Tensor) -> dict[str, Tensor]:
         """What the run decides on predicted images `x` (uint8): `abstained`, `sets`, as far as it has decisions."""
@@ -191,13 +207,14 @@ class Classifier:
 
     def sampling(self, x: Tensor, seed: int) -> Sampling | OneShot:
         """Begin to predict images that are where the model is, all with the masks of row 0."""
-        return Sampling(self.model, x, torch.zeros(len(x), dtype=torch.int64, device=x.device), seed=seed)
+        rows = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        if self.outliers is not None:
+            return OneShot(Predictive.cat(self.outliers.predict(self.model, [(x, rows)], seed=seed)))
+        return Sampling(self.model, x, rows, seed=seed)
 
     def sample_cost(self, x: Tensor, how: Passes) -> tuple[int, bool]:
         """Bytes that one sample of these images takes, and whether samples differ at all."""
         return sample_cost(self.model, self.model.stem(x), how)
-
-    # --- measuring ---
 
     def evaluate(
         self,
@@ -267,8 +284,6 @@ class Classifier:
         """Compare the training images with their checksum, and every evaluation with one made now."""
         return verify_run(self, directory, watch)
 
-    # --- adding to the run ---
-
     def calibrate(
         self,
         calibrator: str = "temperature",
@@ -295,7 +310,8 @@ class Classifier:
             checksum, (_, images) = images.checksum(), calibrated_share(images, share, seed)
             predicted = self.uncalibrated().predict_batches(batches(images, self.model), how, seed=seed)
             before = torch.cat([part.log_probs for part in predicted])
-            found = fitted_on(before, images, calibrator, how, seed=seed, share=share, of=checksum)
+            spread = NEAR_ONE if self.card.run.method.is_calibrated else math.inf
+            found = fitted_on(before, images, calibrator, how, seed=seed, spread=spread, share=share, of=checksum)
             self.folder.write_calibration(found)
         self._calibrate_by(found)
         return found
@@ -310,6 +326,7 @@ class Classifier:
         sets: str = "aps",
         by_class: bool = False,
         empty: bool = False,
+        false_alarm: float | None = None,
         held_out: Images | None = None,
         directory: Path | None = None,
         passes: int | None = None,
@@ -319,26 +336,16 @@ class Classifier:
         """Fit decisions on the hold-out and use them from now on; they are kept in decisions.json.
 
         `error` (with `confidence`, `score`) fits a threshold, `coverage` (with `sets`, `by_class`, `empty`) prediction
-        sets: see `Wanted`. Images that the calibrator was fitted on are left out, since the promises would not hold
-        with them. If those are all, it is fitted again on half of them first.
+        sets, `false_alarm` a threshold of the outlier score: see `Wanted`. Images that the calibrator was fitted on
+        are left out, since the promises would not hold with them. If those are all, it is fitted again on half first.
         """
-        wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty)
+        wanted = Wanted(error, confidence, score, coverage, sets, by_class, empty, false_alarm)
         how = self.passes(passes, engine, seed)
         images = self.held_out_images(directory) if held_out is None else held_out
         check_held_out(images, self.card)
         images, refitted = self._images_to_decide_on(images)
         predictive = Predictive.cat(self.predict_batches(batches(images, self.model), how, seed=seed))
-        selection = fit_selection(wanted, predictive, images)
-        found = FittedDecisions(
-            selection,
-            fit_sets(wanted, predictive, images),
-            None if self.calibration is None else self.calibration.probabilities,
-            n=len(images),
-            samples=how.count,
-            engine=how.engine,
-            seed=seed,
-            warning=warning(selection, images, refitted),
-        )
+        found = fit_decisions(wanted, predictive, images, self.calibration, how, seed=seed, refitted=refitted)
         with self.folder.owned():
             self.folder.write_decisions(found)
         self.fitted_decisions = found
@@ -353,8 +360,6 @@ class Classifier:
         refitted = self.calibrate(fitted.calibrator, held_out=images, share=0.5, **how_fitted)
         left = not_calibrated_on(images, refitted)
         return images if left is None else left, refitted
-
-    # --- handing on ---
 
     def export(
         self,

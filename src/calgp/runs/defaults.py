@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 
 from calgp.data import Images
 from calgp.gp import Bound
-from calgp.nets import Task
+from calgp.nets import Task, program_features
 from calgp.run import Run
 from calgp.runs.augmentation import mirror_is_harmless
 from calgp.runs.build import build
@@ -23,6 +23,7 @@ from calgp.runs.training_data import TrainingData, class_weights
 CROPPED = 16  # pixels: smaller images are not moved by default
 FLIPPED = 32  # pixels: of smaller images, and of grey ones, a mirror is not asked
 WARM_UP, TIMED = 2, 10  # steps that are made to learn how long one takes
+FORWARD = 0.4  # of a step is a pass without gradients, and a little for the head
 RESERVE = 0.95  # of the minutes are for steps; the rest for scores of the hold-out
 
 
@@ -67,13 +68,16 @@ def with_steps(run: Run, folder: RunFolder, data: TrainingData, fabric: Fabric, 
     begun = on_first(fabric, lambda: folder.card().run if (folder.path / "run.json").is_file() else None)
     if begun is not None and begun == replace(run, steps=begun.steps):
         return begun
-    seconds = _seconds_a_step(run, data.train, fabric, accumulate=accumulate)
-    steps = max(math.floor(RESERVE * 60 * run.minutes / seconds) - WARM_UP - TIMED, 1)
+    seconds, first = _seconds_a_step(run, data.train, fabric, accumulate=accumulate)
+    steps = max(math.floor(RESERVE * 60 * run.minutes / seconds) - WARM_UP - TIMED - first, 1)
     return replace(run, steps=on_first(fabric, lambda: steps))
 
 
-def _seconds_a_step(run: Run, train: Images, fabric: Fabric, *, accumulate: int) -> float:
-    """How long a step takes, by a few steps of a model that is thrown away."""
+def _seconds_a_step(run: Run, train: Images, fabric: Fabric, *, accumulate: int) -> tuple[float, int]:
+    """How long a step takes, by a few steps of a model that is thrown away; and how many what comes before them takes.
+
+    That is, of a pretrained network, its features of all images, without gradients.
+    """
     model = build(run, task_of(train))
     bound = Bound(model, len(train), class_weights(run, train))
     bound, optimiser = fabric.setup(bound, make_optimiser(run, model))
@@ -82,4 +86,5 @@ def _seconds_a_step(run: Run, train: Images, fabric: Fabric, *, accumulate: int)
         step.nll.item()  # until the device has done it
         if step.step == WARM_UP:
             clock = time.perf_counter()
-    return (time.perf_counter() - clock) / TIMED
+    first = FORWARD * len(train) / run.batch_size if program_features(model) else 0
+    return (time.perf_counter() - clock) / TIMED, math.ceil(first)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from calgp.errors import CalgpError, name_error, short_repr
 from calgp.methods import METHODS, Method
-from calgp.nets import BACKBONES, Auto, Backbone, Wrapped
+from calgp.nets import BACKBONES, Auto, Backbone, Pretrained, Wrapped
 from calgp.options import Json, options_of, validate
 from calgp.run import Run, default_name
 
@@ -65,7 +65,7 @@ def from_json(data: Mapping[str, Json | Method | Backbone]) -> Run:
     if not isinstance(method, Method):
         method = _undescribed(method, METHODS, "method")
     if not isinstance(backbone, Backbone):
-        backbone = _undescribed(backbone, BACKBONES, "backbone", Wrapped)
+        backbone = _undescribed(backbone, BACKBONES, "backbone", Wrapped, Pretrained)
     return validate(Run, {**data, "method": method, "backbone": backbone}, of="run")
 
 

@@ -1,5 +1,6 @@
 """A pretrained network over a source of images, once: its features into a folder of embeddings."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from calgp.nets.pretrained import FeatureExtractor
 from calgp.runs.embedding_cache import (
     FORMAT,
     MANIFEST,
+    MadeBy,
     Manifest,
     intact_shards,
     read_manifest,
     write_manifest,
     write_shard,
 )
+from calgp.runs.folder import slug
 from calgp.runs.reading import is_file
 from calgp.runs.writing import LOCK, owned, wrap_os_errors
 
@@ -81,6 +84,13 @@ def embed(
             manifest = write_shard(folder, manifest, x, labels[done : done + len(x)])
             done += len(x)
     return manifest
+
+
+def cache_name(extractor: FeatureExtractor, images: OriginalImages, source: str) -> str:
+    """The name of a folder for these embeddings: the same for the same network, weights, preprocessing and images."""
+    made_of = MadeBy(extractor.name, extractor.weights, extractor.preprocessing), source, images.checksum()
+    key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]
+    return f"embeddings-{slug(extractor.name.rpartition(':')[2])}-{key}"
 
 
 def _shards(

@@ -26,14 +26,13 @@ from calgp.nets import Task
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import add_outcomes, decision_metrics, selective_scores
 from calgp.runs.environment import arithmetic
+from calgp.runs.outlier_metrics import RESAMPLES, flagged, out_of_distribution, outlier_columns
 from calgp.runs.ranks import gathered, together
 from calgp.runs.results import (
     Corrupted,
     Evaluation,
     Histogram,
     Intervals,
-    Number,
-    OutOfDistribution,
     OwnClasses,
     Reliability,
 )
@@ -46,7 +45,6 @@ METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, 
 T = TypeVar("T")
 BATCH = 100
 MOST_STORED = 20_000_000  # numbers: log-probabilities of a larger evaluation are scored as they come and not stored
-RESAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def evaluate_images(
     clock = time.perf_counter()
     predicted = predict_images(classifier, images, how=how, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
-    ood = _out_of_distribution(own_entropies(), predicted.columns, seed) if outside else None
+    ood = out_of_distribution(own_entropies(), predicted.columns, seed=seed) if outside else None
     found = replace(
         _scored(classifier, images, source, predicted, how, seed),
         convert=convert,
@@ -179,6 +177,7 @@ def _scored(
         reliability=own and own.reliability,
         confusion=own and metrics.confusion(columns["label"], columns["y"], classes=classes),
         selective=selective_scores(columns) if own else {},
+        flagged=flagged(classifier.outlier_names, classifier.outlier_threshold, columns),
     )
 
 
@@ -226,7 +225,9 @@ def predict_images(
             decided = add_outcomes(classifier.decide_on(predictive, seen.popleft()), y, outside=outside)
             columns = {name: column for name, column in decided.items() if column.dim() == 1}
             watch(len(y) * fabric.world_size, len(images))
-            yield columns_of(predictive) | stored | columns, None if outside else metrics.outcomes(log_probs, y)
+            scored = outlier_columns(classifier.outlier_names, predictive)
+            columns |= columns_of(predictive) | scored | stored
+            yield columns, None if outside else metrics.outcomes(log_probs, y)
 
     parts, outcomes = zip(*over_ranks(fabric, len(images), found), strict=True)
     columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -255,11 +256,7 @@ def predict_on_cpu(model: Model, data: Iterable[Batch], how: Passes, *, seed: in
 
 
 def on_cpu(part: Predictive) -> Predictive:
-    before = part.uncalibrated_entropy
-    return Predictive(
-        part.log_probs.cpu(), part.expected_entropy.cpu(), part.variance.cpu(), part.samples,
-        None if before is None else before.cpu(),
-    )  # fmt: skip
+    return replace(part, **{name: value.cpu() for name, value in vars(part).items() if isinstance(value, Tensor)})
 
 
 def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, seed: int) -> OwnClasses:
@@ -280,27 +277,6 @@ def _diagram(table: metrics.Reliability) -> Reliability:
         return tuple(value if n else None for value, n in zip(values.tolist(), count, strict=True))
 
     return Reliability(tuple(table.edges.tolist()), count, known(table.accuracy), known(table.confidence))
-
-
-def _out_of_distribution(
-    inside: dict[str, Tensor] | None, columns: dict[str, Tensor], seed: int
-) -> dict[str, OutOfDistribution] | None:
-    """How well uncertainty separates these images from the run's own test images, predicted in the same way.
-
-    Entropy is the calibrated one, mutual information that of the samples (`Predictive.calibrated`).
-    """
-    if inside is None:
-        return None
-    found = {}
-    for name in ("entropy", "mutual_information"):
-        intervals = metrics.bootstrap_ood(inside[name], columns[name], resamples=RESAMPLES, seed=seed)
-        found[name] = OutOfDistribution(
-            **{
-                key: Number(each.estimate.item(), (each.low.item(), each.high.item()))
-                for key, each in intervals.items()
-            }
-        )
-    return found
 
 
 def _histogram(values: Tensor, most: float, bins: int = 40) -> Histogram:

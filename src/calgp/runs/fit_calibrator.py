@@ -1,5 +1,6 @@
 """Fitting a calibrator on held-out images."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -42,10 +43,21 @@ def fit_calibrator(
 
 
 def fitted_on(
-    before: Tensor, images: Images, name: str, how: Passes, *, seed: int, share: float = 1.0, of: str | None = None
+    before: Tensor,
+    images: Images,
+    name: str,
+    how: Passes,
+    *,
+    seed: int,
+    spread: float = math.inf,
+    share: float = 1.0,
+    of: str | None = None,
 ) -> Calibration:
-    """A calibrator of log-probabilities of these images, a `share` of those with the checksum `of`."""
-    fitted = calibration.find(name).fit(before, images.y)
+    """A calibrator of log-probabilities of these images, a `share` of those with the checksum `of`.
+
+    `spread` is how far from 1 a temperature's inverse is believed to be; other calibrators have no use for it.
+    """
+    fitted = _fit(name, before, images.y, spread)
     parameters = calibration.to_json(fitted)
     del parameters["calibrator"]
     return Calibration(
@@ -63,21 +75,27 @@ def fitted_on(
     )
 
 
-def fit_if_better(
-    model: Model, images: Images, name: str, how: Passes, *, seed: int
-) -> tuple[Calibration, None] | tuple[None, str]:
-    """A calibrator, if the images can tell that it helps: by the MNLL of each fifth, calibrated by the others.
+def _fit(name: str, log_probs: Tensor, y: Tensor, spread: float) -> calibration.Calibrator:
+    kind = calibration.find(name)
+    return kind.fit(log_probs, y, spread) if issubclass(kind, calibration.Temperature) else kind.fit(log_probs, y)
 
-    Else why not, in a sentence.
+
+def fit_temperature_if_better(
+    model: Model, images: Images, how: Passes, *, seed: int
+) -> tuple[Calibration, None] | tuple[None, str]:
+    """A temperature, if the images can tell that it helps: by the MNLL of each fifth, calibrated by the others.
+
+    Else why not, in a sentence. Of the model, its probabilities are believed to be nearly calibrated.
     """
+    name, spread = "temperature", calibration.NEAR_ONE
     if len(images) < FEWEST:
         return None, f"{len(images)} held-out images are too few to fit a {name} on; at least {FEWEST} are needed."
     predicted = predict_on_cpu(model, batches(images, model), how, seed=seed)
     log_probs = torch.cat([part.log_probs for part in predicted])
-    found = fitted_on(log_probs, images, name, how, seed=seed)
+    found = fitted_on(log_probs, images, name, how, seed=seed, spread=spread)
     if found.warning is not None:
         return None, f"The hold-out cannot support a {name}: {found.warning}"
-    crossed = _scores(cross_fitted(log_probs, images.y, name, folds=FOLDS), images.y)
+    crossed = _scores(cross_fitted(log_probs, images.y, name, folds=FOLDS, spread=spread), images.y)
     if crossed.mnll >= found.before.mnll:
         return None, (
             f"A {name} makes the cross-validated MNLL of the hold-out no better "
@@ -86,13 +104,13 @@ def fit_if_better(
     return replace(found, crossed=crossed), None
 
 
-def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str, *, folds: int = 2) -> Tensor:
+def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str, *, folds: int = 2, spread: float = math.inf) -> Tensor:
     """Log-probabilities of each fold of the images, calibrated by the others; folds have the same classes."""
     order, fitted = y.argsort(stable=True), torch.empty_like(log_probs)
     for fold in range(folds):
         rest = torch.arange(len(y)) % folds != fold
         judged, fitting = order[~rest], order[rest]
-        fitted[judged] = calibration.find(calibrator).fit(log_probs[fitting], y[fitting]).apply(log_probs[judged])
+        fitted[judged] = _fit(calibrator, log_probs[fitting], y[fitting], spread).apply(log_probs[judged])
     return fitted
 
 

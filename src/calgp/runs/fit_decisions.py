@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from calgp.data import Images
-from calgp.gp import Predictive
+from calgp.errors import CalgpError
+from calgp.gp import Passes, Predictive
 from calgp.posthoc.decisions import PredictionSets, Selection, check_wanted, keyed_uniform, uncertainty
+from calgp.posthoc.outliers import Threshold
 from calgp.runs.evaluation import BATCH, columns_of
 from calgp.runs.fit_calibrator import calibrated_share
-from calgp.runs.results import Calibration
+from calgp.runs.results import Calibration, FittedDecisions
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Wanted:
         abstains. It holds on new images with `confidence`; None: on the hold-out alone.
     coverage: how often prediction sets of the kind `sets` hold the true class; `by_class`: of each class by itself;
         `empty`: empty sets stay empty.
+    false_alarm: the share of ordinary images that may be called outliers by the run's outlier score.
     """
 
     error: float | None = None
@@ -29,11 +32,38 @@ class Wanted:
     sets: str = "aps"
     by_class: bool = False
     empty: bool = False
+    false_alarm: float | None = None
 
     def __post_init__(self) -> None:
         check_wanted(
-            error=self.error, confidence=self.confidence, score=self.score, coverage=self.coverage, sets=self.sets
-        )
+            error=self.error, confidence=self.confidence, score=self.score, coverage=self.coverage, sets=self.sets,
+            false_alarm=self.false_alarm,
+        )  # fmt: skip
+
+
+def fit_decisions(
+    wanted: Wanted,
+    predictive: Predictive,
+    images: Images,
+    calibration: Calibration | None,
+    how: Passes,
+    *,
+    seed: int,
+    refitted: Calibration | None = None,
+) -> FittedDecisions:
+    """All that is wanted, of the predictive of held-out images by the probabilities of `calibration`."""
+    selection = fit_selection(wanted, predictive, images)
+    return FittedDecisions(
+        selection,
+        fit_sets(wanted, predictive, images),
+        None if calibration is None else calibration.probabilities,
+        n=len(images),
+        samples=how.count,
+        engine=how.engine,
+        seed=seed,
+        warning=warning(selection, images, refitted),
+        outliers=fit_outliers(wanted, predictive),
+    )
 
 
 def fit_selection(wanted: Wanted, predictive: Predictive, images: Images) -> Selection | None:
@@ -51,6 +81,18 @@ def fit_sets(wanted: Wanted, predictive: Predictive, images: Images) -> Predicti
         predictive.log_probs, images.y, coverage=wanted.coverage, kind=wanted.sets, by_class=wanted.by_class,
         empty=wanted.empty, uniform=torch.cat([keyed_uniform(x) for _, x in images.read(images.parts(BATCH))]),
     )  # fmt: skip
+
+
+def fit_outliers(wanted: Wanted, predictive: Predictive) -> Threshold | None:
+    """Of the first of the classifier's outlier scores."""
+    if wanted.false_alarm is None:
+        return None
+    if predictive.outlier_scores is None:
+        raise CalgpError(
+            "This run has no outlier score, so there is no threshold to fit: `calgp.upgrade` and `calgp fit` make runs "
+            "that have one; here, abstain by entropy (--error 0.01 --score entropy)."
+        )
+    return Threshold.fit(predictive.outlier_scores[:, 0], false_alarm=wanted.false_alarm)
 
 
 def not_calibrated_on(images: Images, calibration: Calibration | None) -> Images | None:

@@ -30,6 +30,7 @@ from calgp.runs.reading import (
     read_json,
     read_lines,
     read_tensors,
+    recall_network,
 )
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import (
@@ -45,7 +46,7 @@ from calgp.runs.results import (
 )
 from calgp.runs.writing import owned, wrap_os_errors, write_whole
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.json"
 T = TypeVar("T")
 _LOG: TypeAdapter[TrainRecord | HoldoutRecord | NoteRecord] = TypeAdapter(LogRecord)
 
@@ -93,6 +94,8 @@ class RunFolder:
         if self.writes:
             with wrap_os_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
+        if (network := card.run.backbone.keep()) is not None:
+            self._write(NETWORK, network.encode())
         self._write_json("run.json", data, Card)
 
     def card(self) -> Card:
@@ -112,9 +115,11 @@ class RunFolder:
                 f"{FORMAT}. Use the version that wrote it, or train again."
             )
         try:
-            return parse(Card, data)
+            card = parse(Card, data)
         except CalgpError as error:
             raise CalgpError(f"{path} is damaged ({str(error).rstrip('.')}); copy it again or train again.") from None
+        recall_network(card.run, self.path / NETWORK)
+        return card
 
     def model(self, card: Card | None = None) -> Model:
         """The trained model, in evaluation mode; `card` if run.json has been read already."""

@@ -1,10 +1,12 @@
 """The training loop: minimise the bound, one step at a time."""
 
 import functools
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -14,9 +16,11 @@ from calgp.data import Images
 from calgp.data.images import to_unit_interval
 from calgp.data.order import UNIFORM, Order
 from calgp.gp import Bound, Model, Noise, NumericalError
+from calgp.nets import program_features
 from calgp.run import Run
 from calgp.runs.augmentation import augmented, mixed_up
 from calgp.runs.failures import PATIENCE, BufferSnapshot, non_finite
+from calgp.runs.muon import Muon
 from calgp.runs.ranks import gathered, share, summed, wrap_rank_errors
 
 ROWS_SHOWN = 8
@@ -32,6 +36,7 @@ class Step:
     kl: Tensor
     learning_rate: float
     skipped: str | None = None  # why the step changed nothing
+    stage: str | None = None  # what is done before the first step, of a pretrained network: features, head
 
 
 def fit(
@@ -62,7 +67,7 @@ def fit(
         parts = list(zip(mine.tensor_split(count), x.tensor_split(count), strict=True))
         rate = run.learning_rate_at(step, steps)
         for group in optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0)
         optimiser.zero_grad(set_to_none=True)
         buffers.save()
         nll, kl, why = _differentiate(bound, images, run, fabric, step, parts, len(index) if held else 0)
@@ -166,7 +171,23 @@ def training_noise(run: Run, step: int, rows: Tensor) -> Noise:
 
 def make_optimiser(run: Run, model: Model) -> torch.optim.Optimizer:
     """The run's optimiser; one fused kernel for all parameters, where torch has it."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = _groups(model)
     if run.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr=run.learning_rate, momentum=0.9, nesterov=True)
-    return torch.optim.Adam(parameters, lr=run.learning_rate, fused=True)
+        return torch.optim.SGD(groups, lr=run.learning_rate, momentum=0.9, nesterov=True)
+    if run.optimiser == "muon":
+        return Muon(groups, lr=run.learning_rate)
+    return torch.optim.Adam(groups, lr=run.learning_rate, fused=True)
+
+
+def _groups(model: Model) -> list[dict[str, Any]]:
+    """Parameters in their order, those beside each other with the same share of the learning rate together."""
+    shares: dict[int, float] = {}
+    head = 1.0
+    for network in program_features(model):
+        shares |= {id(each): share for each, share in network.rates().items()}
+        head = network.spec.head_rate
+    trained = [(each, shares.get(id(each), head)) for each in model.parameters() if each.requires_grad]
+    return [
+        {"params": [each for each, _ in group], "share": share}
+        for share, group in itertools.groupby(trained, key=lambda pair: pair[1])
+    ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from calgp.gp import Passes, Predictive
+from calgp.posthoc.outliers import Threshold
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.predictive.log_probs)
+
+    def with_outliers(self, threshold: Threshold | None) -> "Prediction":
+        """The same with the first of the predictive's outlier scores, if there are any, and which are beyond."""
+        if self.predictive.outlier_scores is None:
+            return self
+        score = self.predictive.outlier_scores[:, 0]
+        return replace(self, outlier_score=score, outliers=None if threshold is None else threshold.flags(score))
 
     @property
     def probs(self) -> Tensor:

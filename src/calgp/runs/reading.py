@@ -147,6 +147,13 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def recall_network(run: Run, path: Path) -> None:
+    """Let a run's network take what its folder keeps of it, if it does."""
+    if is_file(path):
+        with wrap_read_errors(path):
+            run.backbone.recall(read_bytes(path, LARGEST_JSON).decode())
+
+
 def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = "") -> None:
     """Refuse a file whose tensors are not those of the model that run.json describes, before that model takes memory.
 
@@ -196,10 +203,17 @@ def check_checkpoint(run: Run, task: Task, header: Header, path: Path, *, steps:
             raise _unfit(path, f"{short_repr(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
         states.setdefault(found[1], set()).add(found[2])
     # an optimiser has nothing to keep before its first step that did not fail, nor of a parameter without gradient
-    wanted = OPTIMISER_STATE[run.optimiser]
-    if (state.step > state.failed and not states) or any(each != wanted for each in states.values()):
+    wrong = [place for place, each in states.items() if each != _optimiser_state(run.optimiser, shapes[int(place)])]
+    if (state.step > state.failed and not states) or wrong:
         raise _unfit(path, f"it does not hold the state of the optimiser {run.optimiser}")
     return state
+
+
+def _optimiser_state(optimiser: str | None, shape: tuple[int, ...]) -> set[str]:
+    """What an optimiser keeps of a parameter of this shape."""
+    if optimiser == "muon":
+        return {"step", "momentum_buffer"} if len(shape) == 4 else OPTIMISER_STATE["adam"]
+    return OPTIMISER_STATE[optimiser or "adam"]
 
 
 def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[str, Tensor]:

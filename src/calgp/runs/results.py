@@ -18,7 +18,9 @@ from calgp.options import Json
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import Calibrator
 from calgp.posthoc.decisions import Decisions, PredictionSets, Selection
+from calgp.posthoc.outliers import Threshold
 from calgp.runs.environment import Environment
+from calgp.runs.outlier_metrics import Flagged, OutOfDistribution
 from calgp.runs.record import Count, Finite, Interval, Share, Text, Whole
 
 CalibratorName = Literal["temperature", "vector", "platt", "isotonic"]
@@ -76,24 +78,6 @@ class Intervals:
     mnll: Interval
     ece: Interval
     brier: Interval
-
-
-@dataclass(frozen=True)
-class Number:
-    """A value with its 95 % interval."""
-
-    value: float
-    interval: Interval
-
-
-@dataclass(frozen=True)
-class OutOfDistribution:
-    """How well a score of uncertainty separates images of other classes from the run's own."""
-
-    auroc: Number
-    aupr_out: Number
-    aupr_in: Number
-    fpr95: Number
 
 
 @dataclass(frozen=True)
@@ -164,7 +148,10 @@ class Probabilities:
 
 @dataclass(frozen=True)
 class FittedDecisions:
-    """decisions.json: thresholds and prediction sets, and the probabilities that they are for (None: as trained)."""
+    """decisions.json: thresholds and prediction sets, and the probabilities that they are for (None: as trained).
+
+    outliers: beyond which outlier score an image is called an outlier.
+    """
 
     selection: Selection | None
     sets: PredictionSets | None
@@ -174,6 +161,7 @@ class FittedDecisions:
     engine: Engine = "samples"
     seed: Whole = 0
     warning: Text | None = None
+    outliers: Threshold | None = None  # since 0.2.0
 
     @property
     def decisions(self) -> Decisions:
@@ -292,6 +280,7 @@ class Evaluation:
     selective: dict[Text, Selective] = field(default_factory=dict)
     ood: dict[Text, OutOfDistribution] | None = None
     inside: Text | None = None  # the source of the run's own images, for `ood`
+    flagged: Flagged | None = None
     predictions: Text | None = None
 
     def __post_init__(self) -> None:
@@ -350,10 +339,10 @@ class TrainRecord:
 
 @dataclass(frozen=True)
 class HoldoutRecord:
-    """A line of log.jsonl: scores of the hold-out at the end of an epoch."""
+    """A line of log.jsonl: scores of the hold-out after an epoch; at step 0, of a head on the frozen network."""
 
     kind: Literal["holdout"]
-    step: Count
+    step: Whole
     mnll: float
     err: float
     n: Whole | None = None

@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, NumericalError
-from calgp.nets import Task, standardisers
+from calgp.nets import Task, program_features, standardisers
 from calgp.run import Run
 from calgp.runs.build import build
 from calgp.runs.card import Card
@@ -21,6 +21,7 @@ from calgp.runs.defaults import task_of
 from calgp.runs.environment import Environment, environment, training_arithmetic
 from calgp.runs.evaluation import score
 from calgp.runs.failures import Interrupted, interruptible, require_finite
+from calgp.runs.fine_tune import train_head
 from calgp.runs.folder import CHECKPOINT, RunFolder
 from calgp.runs.loop import Step, fit, make_optimiser
 from calgp.runs.ranks import on_first, same_buffers, summed
@@ -43,6 +44,8 @@ class ResumableTraining:
         self.run, self.folder, self.fabric, self.data, self.accumulate = run, folder, fabric, data, accumulate
         task = task_of(data.train)
         self.model = build(run, task)
+        if program_features(self.model) and fabric.world_size > 1:
+            raise CalgpError("Invalid --devices: a pretrained network is trained in one process; leave it out.")
         checkpoint = on_first(fabric, lambda: _checkpoint(run, folder, data, resume=resume))
         computed_by = training_arithmetic(fabric, accumulate)
         if checkpoint is not None:
@@ -58,7 +61,7 @@ class ResumableTraining:
         same_buffers(fabric, self.model)
         bound = Bound(self.model, len(data.train), class_weights(run, data.train))
         self.bound, self.optimiser = fabric.setup(bound, make_optimiser(run, self.model))
-        self.progress = Progress()
+        self.progress, self.is_new = Progress(), checkpoint is None
         self.stopping = None if run.patience is None else EarlyStopping(run.patience)
         if checkpoint is not None:  # now that the parameters are where, and of what type, they will be
             checkpoint.restore_optimiser(self.optimiser)
@@ -69,6 +72,8 @@ class ResumableTraining:
         model, folder, fabric = self.model, self.folder, self.fabric
         good = LastGoodState(self.progress, self.stopping)
         log = _TrainingLog(folder, torch.tensor(self.progress.totals))
+        if self.is_new:
+            self._train_head(watch)
         epoch, saved = -(-len(self.data.train) // self.run.batch_size), time.monotonic()
         with interruptible(fabric.world_size) as stop, _keep_last_good_state(folder, model, self.optimiser, good):
             for step in fit(
@@ -102,6 +107,16 @@ class ResumableTraining:
             self.stopping.restore(model)
             folder.append_log(NoteRecord("kept", self.stopping.step, mnll=self.stopping.mnll))
         return model, self.card
+
+    def _train_head(self, watch: Callable[[Step], None]) -> None:
+        """What comes before the first step, of a pretrained network; and how good it is by then."""
+        if not program_features(self.model):
+            return
+        with explain_numbers(self.run, "cannot start"):
+            train_head(self.run, self.model, self.data.train, watch)
+        if self.data.watched is not None:
+            self.folder.append_log(_score_holdout(self.model, self.data.watched, self.run, 0, self.fabric))
+        save_checkpoint(self.folder, self.model, self.optimiser, self.progress, self.stopping)
 
     def _stops_early(self, watched: Images, step: int) -> bool:
         """Score the images that are watched, and say whether they have grown no better for long enough."""

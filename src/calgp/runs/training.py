@@ -2,8 +2,9 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -22,12 +23,14 @@ from calgp.runs.defaults import resolved, with_steps
 from calgp.runs.description import flat, from_json, to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
-from calgp.runs.fit_calibrator import fit_calibrator, fit_if_better
+from calgp.runs.fine_tune import fine_tuning_run
+from calgp.runs.fit_calibrator import fit_calibrator, fit_temperature_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, slug
 from calgp.runs.loop import Step
 from calgp.runs.ranks import check_same, on_first, owned, together, wrap_lost_ranks
 from calgp.runs.results import Calibration, NoteRecord
 from calgp.runs.resumable import ResumableTraining, explain_numbers
+from calgp.runs.run_outliers import RunOutliers, fit_outliers, write_outliers
 from calgp.runs.training_data import TrainingData
 
 CHECKPOINT_SECONDS = 60.0  # between checkpoints, unless given
@@ -78,11 +81,16 @@ def train_run(
         calibration = on_first(fabric, lambda: _calibration(run, model, data.held_out, folder, card))
         if calibration is not None:
             folder.write_calibration(calibration)
+        outliers = on_first(fabric, lambda: _outliers(run, model, data))
+        if outliers is not None:
+            write_outliers(folder, outliers)
         folder.flush_log()
         folder.write_tensors("model.safetensors", model.state_dict())
         folder.remove(CHECKPOINT)
         fabric.barrier()  # no rank is done before the model is there
-    return Classifier(_as_loaded(model, card), card, folder=folder, calibration=calibration, fabric=fabric)
+    return Classifier(
+        _as_loaded(model, card), card, folder=folder, calibration=calibration, outliers=outliers, fabric=fabric
+    )
 
 
 def _check_given(run: Run, data: TrainingData, accumulate: int) -> None:
@@ -103,10 +111,15 @@ def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFol
         return None
     if run.method.calibrator:
         return fit_calibrator(model, held_out, run.method.calibrator, Passes.of(model), seed=0)
-    found, why = fit_if_better(model, held_out, "temperature", Passes.of(model), seed=0)
+    found, why = fit_temperature_if_better(model, held_out, Passes.of(model), seed=0)
     if why is not None:
         folder.append_log(NoteRecord("uncalibrated", run.total_steps(card.train_images), why))
     return found
+
+
+def _outliers(run: Run, model: Model, data: TrainingData) -> RunOutliers | None:
+    """The outlier score of a method that is not as it was published, if it has one."""
+    return fit_outliers(model, data.train, data.held_out, seed=run.seed) if run.method.is_calibrated else None
 
 
 def _as_loaded(model: Model, card: Card) -> Model:
@@ -131,7 +144,9 @@ def train(
     *,
     out: str | os.PathLike[str] | None = None,
     method: str | Method = default_name("method"),
-    backbone: str | Backbone = default_name("backbone"),
+    backbone: str | Backbone | Mapping[str, object] = default_name("backbone"),
+    network: str | None = None,
+    weights: str | None = None,
     fabric: Fabric | None = None,
     directory: Path | None = None,
     watch: Callable[[Step], None] = lambda step: None,
@@ -148,7 +163,10 @@ def train(
     Args:
         source: a data set by name, such as digits or mnist, or a folder with one folder of images for each class.
         out: the run folder; runs/… unless given.
-        method, backbone: by name (METHODS, BACKBONES), or the objects themselves.
+        method, backbone: by name (METHODS, BACKBONES), or the objects themselves; of a backbone also a table with its
+            name and other options.
+        network, weights: a pretrained network by its name, such as timm:resnet18, and its file of weights, instead of a
+            backbone; images get its size.
         fabric: where it runs; None: the best device of this machine.
         directory: where data sets lie.
         watch: is called after each step.
@@ -156,8 +174,13 @@ def train(
     """
     name = os.fspath(source)
     named = f"folder:{name}" if name not in SOURCES and Path(name).is_dir() else name
-    run = from_json({"source": named, "method": method, "backbone": backbone, **options})
+    run = described_run({"source": named, "method": method, "backbone": backbone, **options}, network, weights)
     return train_run(run, new_folder(run) if out is None else RunFolder(out), fabric, directory=directory, watch=watch)
+
+
+def described_run(options: dict[str, Any], network: str | None, weights: str | None = None) -> Run:
+    """The run of plain options, and of a pretrained network, if one is named."""
+    return from_json(options) if network is None else fine_tuning_run(options, network, weights)
 
 
 def new_folder(run: Run) -> RunFolder:

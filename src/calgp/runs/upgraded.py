@@ -20,7 +20,7 @@ from calgp.options import Json
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance, posterior_from
-from calgp.posthoc.outliers import OutlierScore, Threshold
+from calgp.posthoc.outliers import OutlierScore, Threshold, Variance
 from calgp.runs.decision_metrics import add_outcomes, decide_by, decision_metrics
 from calgp.runs.evaluation import columns_of
 from calgp.runs.folder import in_order
@@ -33,6 +33,7 @@ from calgp.runs.writing import wrap_os_errors, write_whole
 
 Kept: TypeAlias = dict[tuple[int, int], Tensor]
 NUMBERS = 2**24  # of covariances that are there at a time
+NETWORK_CONFIDENCE = "network-confidence"  # 1 less the maximum probability of the network as it is
 DRAWS, DRAWS_OF_MANY = 256, 64  # of the logits; of more than 100 classes
 
 
@@ -115,15 +116,11 @@ class UpgradedClassifier:
         """What inputs show, and how certain that is: x is what the network takes, [N, …]."""
         if not isinstance(x, Tensor) or x.dim() < 2 or not len(x):
             raise CalgpError("Give inputs as a tensor [N, …], as the network takes them.")
-        found = [(part, *self.network(part)) for part in x.split(BATCH)]
-        c, f = (torch.cat([part[place].cpu() for part in found]) for place in (1, 2))
-        predictive, decisions = self.predictive(c, f), self.fitted.decisions
-        score = self.outlier.score(c, predictive)
-        decided = self._decided(predictive, keyed_uniform(x)) if decisions is not None else {}
-        return Prediction(
-            None, self.classes, predictive, Passes(1, "moments"), decided.get("abstained"), decided.get("sets"), score,
-            None if self.fitted.threshold is None else self.fitted.threshold.flags(score),
-        )  # fmt: skip
+        found = [self.network(part) for part in x.split(BATCH)]
+        predictive = self.scored(*(torch.cat([part[place].cpu() for part in found]) for place in (0, 1)))
+        decided = self._decided(predictive, keyed_uniform(x)) if self.fitted.decisions is not None else {}
+        told = Prediction(None, self.classes, predictive, Passes(1, "moments")).with_outliers(self.fitted.threshold)
+        return replace(told, abstains=decided.get("abstained"), sets=decided.get("sets"))
 
     def evaluate(self, data: Data, *, outside: Data | None = None) -> UpgradedEvaluation:
         """Scores on labelled data that nothing was fitted on, beside those of the network without the upgrade.
@@ -222,6 +219,20 @@ class UpgradedClassifier:
         covariance = self.posterior.logit_covariance
         return Predictive.cat([self.predictive_at_once(f, covariance(c)) for c, f in parts(c, f)])
 
+    @property
+    def outlier_names(self) -> tuple[str, ...]:
+        """Scores that `scored` adds: the fitted one, what it is made of, the variance, and the network's own."""
+        return (*self._outliers(), NETWORK_CONFIDENCE)
+
+    def scored(self, c: Tensor, f: Tensor) -> Predictive:
+        """`predictive` with outlier scores, in the order of `outlier_names`."""
+        predictive = self.predictive(c, f)
+        found = [each.score(c, predictive) for each in self._outliers().values()]
+        return replace(predictive, outlier_scores=torch.stack([*found, 1 - f.double().softmax(1).amax(1)], 1))
+
+    def _outliers(self) -> dict[str, OutlierScore]:
+        return self.outlier.parts() | {Variance.name: Variance()}
+
     def predictive_at_once(self, f: Tensor, covariance: Tensor, kept: Kept | None = None) -> Predictive:
         """Of logits f with their covariance; in double precision, in which logits that differ stay in their order.
 
@@ -240,11 +251,11 @@ class UpgradedClassifier:
         other = [torch.cat([part[place].cpu() for part in parts]) for place in (0, 1)]
         found = []
         for features, logits in ((c, f), other):
-            predictive = self.predictive(features, logits)
+            predictive = self.scored(features, logits)
             read = {name: kind() for name, kind in outlier_scores.OUTLIER_SCORES.items() if not kind.reads_features}
             columns = {name: each.score(None, predictive) for name, each in read.items()}
-            columns["network-confidence"] = 1 - logits.double().softmax(1).amax(1)
-            found.append(columns | {self.fitted.outlier: self.outlier.score(features, predictive)})
+            assert predictive.outlier_scores is not None  # noqa: S101 (for the type checker)
+            found.append(columns | dict(zip(self.outlier_names, predictive.outlier_scores.unbind(1), strict=True)))
         return {name: metrics.ood(found[0][name], found[1][name]) for name in found[0]}
 
 

@@ -15,6 +15,7 @@ from calgp.methods import METHODS
 from calgp.nets import Task, Wrapped
 from calgp.nets.last_layer import LastLayer
 from calgp.nets.program import Program, ProgramNetwork, describe
+from calgp.posthoc.outliers import Threshold
 from calgp.run import Run
 from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier
@@ -42,7 +43,7 @@ class UpgradedRun(Classifier):
 
     def __init__(self, upgraded: UpgradedClassifier, card: Card, **options: Any) -> None:
         super().__init__(upgraded.network.network, card, **options)  # type: ignore[arg-type]  (it predicts itself)
-        self.upgraded = upgraded
+        self.upgraded, self.outlier_names = upgraded, upgraded.outlier_names
 
     @staticmethod
     def read(folder: RunFolder, card: Card, *, decided: bool = True, fabric: Fabric | None = None) -> "UpgradedRun":
@@ -71,6 +72,10 @@ class UpgradedRun(Classifier):
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"a part of it is not as it is written: {error!r}") from None
 
+    @property
+    def outlier_threshold(self) -> Threshold | None:
+        return super().outlier_threshold or self.upgraded.fitted.threshold
+
     def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
         if count not in (None, 1) or engine not in (None, "moments"):
             raise CalgpError(
@@ -91,14 +96,15 @@ class UpgradedRun(Classifier):
         names, x = to_pixels(images, self.card.task)
         found = self.upgraded.predict(x)
         decided = self.decide_on(found.predictive, (255 * x).round().to(torch.uint8))
-        return replace(found, names=names, passes=how, abstains=decided.get("abstained"), sets=decided.get("sets"))
+        found = replace(found, names=names, passes=how, abstains=decided.get("abstained"), sets=decided.get("sets"))
+        return found.with_outliers(self.outlier_threshold)
 
     def predict_batches(
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
     ) -> Iterator[Predictive]:
         for x, _ in data:
             c, f = self.upgraded.network(x)
-            yield on_cpu(self.upgraded.predictive(c.cpu(), f.cpu()))
+            yield on_cpu(self.upgraded.scored(c.cpu(), f.cpu()))
 
     def sampling(self, x: Tensor, seed: int) -> OneShot:
         return OneShot(Predictive.cat(self.predict_batches([(x, torch.zeros(len(x)))])))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from calgp.errors import CalgpError
 from calgp.gp import Predictive
@@ -13,7 +13,7 @@ from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.decisions import PredictionSets, Selection, uncertainty
 from calgp.posthoc.last_layer import POSTERIORS, Structure, UncertaintyScaling, fit_last_layer, log_odds_variance
-from calgp.posthoc.outliers import Combined, Density, MaximumProbability, Threshold, left_out_density
+from calgp.posthoc.outliers import Combined, Entropy, MaximumProbability, Threshold
 from calgp.runs.evaluation import columns_of
 from calgp.runs.labelled_data import Collected, Data, collected
 from calgp.runs.results import FittedDecisions
@@ -61,8 +61,8 @@ def upgrade(
         layer: the name of the last layer; None: it is found.
         classes: their names; None: 0, 1, …
         structure: of Laplace's Hessian: full or kronecker; None: full up to 3,000 weights.
-        outliers: the outlier score: combined (density of the features and confidence), density, neighbours, or another
-            of `calgp.posthoc.outliers`.
+        outliers: the outlier score: combined (entropy, density of the features and neighbours), density, neighbours,
+            or another of `calgp.posthoc.outliers`.
         false_alarm: the share of ordinary images that may be called outliers; None: no threshold.
         coverage, sets: prediction sets that hold the true class so often, and their kind; None: no sets.
         error, confidence: abstain so that answers err at most so often; None: answer always.
@@ -112,18 +112,12 @@ def _fitted(
     )  # fmt: skip
     upgraded = UpgradedClassifier(last, found, posterior, MaximumProbability())
     if outliers == Combined.name:
-        unsure = MaximumProbability().score(None, upgraded.predictive(fitting.c, fitting.f))
-        upgraded.outlier = _combined(seen, unsure, None if trained is None else fitting.c)
+        entropy = Entropy().score(None, upgraded.predictive(fitting.c, fitting.f))
+        upgraded.outlier = Combined.of(seen.c, seen.y, entropy, None if trained is None else fitting.c)
     else:
         upgraded.outlier = outlier_scores.find(outliers).fit(seen.c, seen.y)
     upgraded.fitted = replace(found, settings=upgraded.outlier.settings())
     return upgraded
-
-
-def _combined(seen: Collected, unsure: Tensor, unseen: Tensor | None) -> Combined:
-    """Of training features `seen`; `unseen` ones say what is ordinary, or else leaving some of `seen` out in turn."""
-    density = Density.fit(seen.c, seen.y)
-    return Combined.of(density, unsure, left_out_density(seen.c, seen.y) if unseen is None else density.score(unseen))
 
 
 def _decisions(

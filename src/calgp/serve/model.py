@@ -29,6 +29,8 @@ class Answer:
     abstain: bool | None
     samples: int
     label_is_decided: bool | None  # whether sampling stopped because the label is; None if that was not asked for
+    outlier_score: float | None = None  # None where the run has none
+    outlier: bool | None = None
 
 
 class ServedModel:
@@ -83,6 +85,9 @@ class ServedModel:
             part.labels, part.probs, part.spread, part.monte_carlo_error, part.entropy, part.expected_entropy,
             part.mutual_information,
         )  # fmt: skip
-        counts = [samples] * len(images)
-        rows = zip(*(column.tolist() for column in columns), sets, abstains, counts, decided, strict=True)
-        return [Answer(*row) for row in rows]
+        counts, scores, outliers = [samples] * len(images), none, none
+        if part.outlier_scores is not None:
+            first, threshold = part.outlier_scores[:, 0], self._classifier.outlier_threshold
+            scores, outliers = first.tolist(), none if threshold is None else threshold.flags(first).tolist()
+        more = (sets, abstains, counts, decided, scores, outliers)
+        return [Answer(*row) for row in zip(*(column.tolist() for column in columns), *more, strict=True)]

@@ -20,6 +20,7 @@ from calgp.serve.schemas import (
     InputForm,
     LimitsInfo,
     ModelResponse,
+    OutlierRule,
 )
 
 GALLERY = 12  # images of each kind
@@ -42,11 +43,19 @@ def model_response(classifier: Classifier, model: ServedModel, limits: Limits, *
         engine=model.engine,
         calibrator=calibrator,
         decisions=None if decisions is None else to_json(decisions),
+        outliers=_outlier_rule(classifier),
         evaluations=[_evaluation(classifier, each) for each in folder.evaluations() if each.calibrator == calibrator],
         default_samples=min(samples, limits.samples) if model.random else 1,
         limits=LimitsInfo(**{name: getattr(limits, name) for name in LimitsInfo.model_fields}),
         version=__version__,
     )
+
+
+def _outlier_rule(classifier: Classifier) -> OutlierRule | None:
+    rule = classifier.outlier_threshold
+    if rule is None:
+        return None
+    return OutlierRule(score=classifier.outlier_names[0], threshold=rule.threshold, false_alarm=rule.false_alarm)
 
 
 def _evaluation(classifier: Classifier, evaluation: Evaluation) -> EvaluationInfo:

@@ -89,6 +89,12 @@ class Prediction(Closed):
         description="Classes that contain the true one as often as the run promises; null if it promises nothing."
     )
     abstain: bool | None = Field(description="Whether the run abstains; null if it has no rule for that.")
+    outlier_score: float | None = Field(
+        None, description="How far the image is from the training images; null if the run has no outlier score."
+    )
+    outlier: bool | None = Field(
+        None, description="Whether that is beyond the threshold, which the stated share of ordinary images exceeds."
+    )
 
 
 class PredictionResponse(Closed):
@@ -187,6 +193,14 @@ class LimitsInfo(Closed):
     seconds: float
 
 
+class OutlierRule(Closed):
+    """An image is an outlier if its `score` is above the threshold: of ordinary images, at most `false_alarm` are."""
+
+    score: str = Field(examples=["combined"])
+    threshold: float
+    false_alarm: float = Field(ge=0, le=1, examples=[0.05])
+
+
 class ModelResponse(Closed):
     """The run that is served."""
 
@@ -203,6 +217,7 @@ class ModelResponse(Closed):
     )
     calibrator: str | None
     decisions: dict[str, Json] | None = Field(description="decisions.json: thresholds, sets and what they promise.")
+    outliers: OutlierRule | None = Field(None, description="When an image is an outlier; null: the run does not say.")
     evaluations: list[EvaluationInfo] = Field(description="With the probabilities that are served, calibrated or not.")
     default_samples: int
     limits: LimitsInfo

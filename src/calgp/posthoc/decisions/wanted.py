@@ -18,12 +18,22 @@ class Decisions:
 
 
 def check_wanted(
-    *, error: float | None, confidence: float | None, score: str, coverage: float | None, sets: str
+    *,
+    error: float | None,
+    confidence: float | None,
+    score: str,
+    coverage: float | None,
+    sets: str,
+    false_alarm: float | None = None,
 ) -> None:
     """Refuse what cannot be decided before anything is predicted for it."""
-    if error is None and coverage is None:
-        raise CalgpError("Nothing was asked for: an error (0.01) sets a threshold, a coverage (0.9) makes sets.")
-    for name, value in (("error", error), ("confidence", confidence), ("coverage", coverage)):
+    if (error, coverage, false_alarm) == (None, None, None):
+        raise CalgpError(
+            "Nothing was asked for: an error (0.01) sets a threshold, a coverage (0.9) makes sets, a false_alarm "
+            "(0.05) finds outliers."
+        )
+    given = {"error": error, "confidence": confidence, "coverage": coverage, "false_alarm": false_alarm}
+    for name, value in given.items():
         if value is not None:
             check_share(name, value)
     check_choice("score", score, SCORES)
