@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,7 +15,7 @@ from calgp.gp import Noise, Posterior
 from calgp.nets.base import HIDDEN, Backbone, Features, Task
 from calgp.nets.pretrained import FeatureExtractor
 from calgp.nets.program import Program, describe_module
-from calgp.options import COUNT, Interval, about, check_options, option, options_of
+from calgp.options import COUNT, Interval, Json, about, check_options, option, options_of
 
 LEVELS = 8  # groups of layers with a learning rate each
 DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.int64, torch.int32, torch.bool)}
@@ -29,7 +28,7 @@ class StoredProgram:
     """What network.json holds; and the tensors that the network has before the first step, where they are known."""
 
     text: str
-    described: dict[str, Any]
+    described: Mapping[str, Json]
     tensors: Mapping[str, Tensor] | None = None
 
 

@@ -4,7 +4,6 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -178,7 +177,9 @@ def train(
     return train_run(run, new_folder(run) if out is None else RunFolder(out), fabric, directory=directory, watch=watch)
 
 
-def described_run(options: dict[str, Any], network: str | None, weights: str | None = None) -> Run:
+def described_run(
+    options: Mapping[str, Json | Method | Backbone], network: str | None, weights: str | None = None
+) -> Run:
     """The run of plain options, and of a pretrained network, if one is named."""
     return from_json(options) if network is None else fine_tuning_run(options, network, weights)
 
