@@ -258,8 +258,9 @@ def _inside(evaluated: Evaluated, folder: RunFolder, card: Card, colour: str) ->
         variants=[(VARIANTS.get(name, name), decimal(value)) for name, value in own.ece_variants.items()],
         reliability=figures.reliability(own.reliability, ece=own.scores.ece, mce=own.scores.mce, colour=colour),
         bins=own.reliability,
-        confidence=columns
-        and figures.confidence_histogram(columns["confidence"].tolist(), (columns["label"] == columns["y"]).tolist()),
+        confidence=None
+        if columns is None
+        else figures.confidence_histogram(columns["confidence"].tolist(), (columns["label"] == columns["y"]).tolist()),
         decisions=decision_section(found, columns, card.classes),
         flagged=_flagged_sentence(found.flagged),
         advice=advice(found, card, str(folder.path)),

@@ -143,7 +143,7 @@ def train(
     *,
     out: str | os.PathLike[str] | None = None,
     method: str | Method = default_name("method"),
-    backbone: str | Backbone | Mapping[str, object] = default_name("backbone"),
+    backbone: str | Backbone | Mapping[str, Json] = default_name("backbone"),
     network: str | None = None,
     weights: str | None = None,
     fabric: Fabric | None = None,
