@@ -9,17 +9,13 @@ import functools
 import json
 import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from calgp.errors import CalgpError, name_error, short_repr
 
 T = TypeVar("T")
-if TYPE_CHECKING:  # what JSON and TOML hold; a tuple is a list there
-    Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
-else:
-    Json = Any  # pydantic leaves such a field as it is: who takes the value checks it
 
 
 class Text(str):

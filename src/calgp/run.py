@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from calgp.errors import CalgpError
-from calgp.options import POSITIVE, Interval, Json, about, check_options, option, options_of
+from calgp.json_values import Json
+from calgp.options import POSITIVE, Interval, about, check_options, option, options_of
 
 if TYPE_CHECKING:
     from calgp.methods import Method

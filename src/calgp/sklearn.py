@@ -18,9 +18,10 @@ from torch import Tensor
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Predictive
+from calgp.json_values import Json
 from calgp.methods import Method
 from calgp.nets import Backbone
-from calgp.options import Json, like, option, options_of
+from calgp.options import like, option, options_of
 from calgp.run import Run, default_name
 from calgp.runs import Classifier, Interrupted, RunFolder, Step, TrainingData, from_json, open_device, train_run
 from calgp.runs.training_data import default_holdout

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from calgp.errors import CalgpError
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.runs import RunFolder, Step, to_json
 from calgp.runs.description import flat
 from calgp.runs.results import LogRecord

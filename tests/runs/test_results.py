@@ -263,7 +263,7 @@ SHARED = {
     "predictions",
     "source", "outside", "n", "samples", "engine", "seed", "calibrator", "calibration", "convert", "checksum",
     "corruption", "environment", "prediction_seconds", "entropy_histogram", "mean_entropy", "mean_mutual_information",
-    "decisions",
+    "decisions", "flagged",
 }  # fmt: skip
 FILES = {
     "run.json": {
@@ -274,7 +274,9 @@ FILES = {
         "calibrator", "parameters", "n", "of", "share", "samples", "engine", "seed", "before", "after", "crossed",
         "warning",
     },
-    "decisions.json": {"selection", "sets", "calibration", "n", "samples", "engine", "seed", "warning"},
+    "decisions.json": {
+        "selection", "sets", "calibration", "n", "samples", "engine", "seed", "warning", "outliers", "power",
+    },
     "scores-digits.temperature.json": SHARED
     | {"scores", "intervals", "ece_variants", "reliability", "confusion", "selective"},
     "scores-letters.temperature.json": SHARED | {"ood", "inside"},
@@ -326,7 +328,9 @@ def test_nested_tables_have_the_keys_that_they_had(evaluated):
     assert inside["decisions"]["made"]["selection"].keys() == selection
     sets = {"kind", "coverage", "by_class", "empty", "thresholds", "n", "classes"}
     assert inside["decisions"]["made"]["sets"].keys() == sets
-    assert outside["inside"] == "digits" and outside["ood"].keys() == {"entropy", "mutual_information"}
+    scores = {"entropy", "mutual_information", "confidence", "combined", "density", "neighbours"}
+    assert outside["inside"] == "digits" and outside["ood"].keys() == scores
+    assert inside["flagged"].keys() == {"score", "false_alarm", "share", "interval"}
     assert outside["ood"]["entropy"].keys() == {"auroc", "aupr_out", "aupr_in", "fpr95"}
     assert outside["ood"]["entropy"]["auroc"].keys() == {"value", "interval"}
 

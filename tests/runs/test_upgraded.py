@@ -1,6 +1,7 @@
 """A trained classifier that is upgraded: what stays, what gets better, what is written."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import calgp
 from calgp import CalgpError
 from calgp.data import load
+from calgp.posthoc.decisions import keyed_uniform
+from calgp.posthoc.last_layer import UncertaintyScaling, log_odds_variance
 from calgp.runs import UpgradedClassifier
 
 CLASSES = 3
@@ -80,6 +83,31 @@ def test_sets_and_answers_keep_their_promises(upgraded):
     assert prediction.sets.shape == (50, CLASSES) and prediction.abstains.shape == (50,)
 
 
+def test_the_temperature_is_of_the_whole_hold_out_and_decisions_never_read_their_own_images(network):
+    """Other labels of the half that decides change the temperature, but no probability that decisions read."""
+    x, y = blobs(400, 8)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    changed = y.clone()
+    changed[order[200:]] = (y[order[200:]] + 1) % CLASSES
+    first, second = (calgp.upgrade(network, (x, labels), train=blobs(500, 1)) for labels in (y, changed))
+    for each, labels in ((first, y), (second, changed)):
+        c, f = each.network(x)
+        variance = log_odds_variance(f, each.posterior.logit_covariance(c)).double()
+        expected = UncertaintyScaling.with_trust(each.fitted.scaling.trust, f.double(), variance, labels)
+        assert each.fitted.scaling.temperature == pytest.approx(expected.temperature)
+        assert each.fitted.decisions.power == each.fitted.power
+    assert second.fitted.scaling.temperature > 1.5 * first.fitted.scaling.temperature
+    read = [each.fitted.scaling.temperature / each.fitted.power for each in (first, second)]
+    assert read[0] == pytest.approx(read[1])
+    new = blobs(100, 9)[0]  # ordinary scores are counted: of those inputs themselves, rounding may move the count
+    torch.testing.assert_close(first.predict(new).outlier_score, second.predict(new).outlier_score)
+    plain = replace(first.fitted.decisions, power=1.0).decisions
+    before = replace(first.fitted.scaling, temperature=read[0])
+    c, f = first.network(new)
+    log_probs = before.apply(f.double(), log_odds_variance(f, first.posterior.logit_covariance(c)).double())
+    assert first.predict(new).sets.equal(plain.sets.apply(log_probs, keyed_uniform(new)))
+
+
 def test_uncertainty_of_the_last_layer_is_larger_where_there_were_no_data(upgraded):
     inside, far = (upgraded.predict(x).predictive.latent_variance.median() for x in (blobs(500, 2)[0], outside(500)))
     assert far > 2 * inside
@@ -129,6 +157,26 @@ def test_images_and_neighbours():
     assert prediction.outlier_score.shape == (5,)
 
 
+def test_arrays_are_taken_as_tensors_are(network):
+    x, y = blobs(200, 1)
+    given = [calgp.upgrade(network, data) for data in ((x, y), (x.numpy(), y.numpy()), [(x.numpy(), y.numpy())])]
+    assert given[0].fitted == given[1].fitted == given[2].fitted
+
+
+@pytest.mark.parametrize(
+    "network, message",
+    [
+        (lambda x: x, "must be an nn.Module with parameters, not function"),
+        (nn.Flatten(), "must be an nn.Module with parameters, not Flatten"),
+        (nn.Linear(10, 1), r"If it has one logit for two classes, put nn.Linear\(d, 2\)"),
+        (nn.Sequential(nn.Linear(10, 3), nn.Sigmoid()), "does not end with a linear layer"),
+    ],
+)
+def test_networks_that_cannot_be_upgraded_are_refused_with_a_remedy(network, message):
+    with pytest.raises(CalgpError, match=message):
+        calgp.upgrade(network, blobs(200, 1))
+
+
 def test_the_network_is_left_alone(network):
     before, mode = copy.deepcopy(network.state_dict()), network.training
     calgp.upgrade(network, blobs(200, 1)).predict(blobs(5, 2)[0])
@@ -143,6 +191,10 @@ def test_the_network_is_left_alone(network):
         (lambda x, y: (x, y.float()), {}, "a whole number as the label"),
         (lambda x, y: (x, y[:-1]), {}, "200 inputs and 199 labels"),
         (lambda x, y: [], {}, "no data"),
+        (lambda x, y: (x[:0], y[:0]), {}, "no data"),
+        (lambda x, y: None, {}, "there is NoneType"),
+        (lambda x, y: (x, F.one_hot(y)), {}, r"Take y.argmax\(1\) of one-hot labels"),
+        (lambda x, y: (x * float("nan"), y), {}, "no finite numbers"),
         (lambda x, y: [x], {}, "a whole number as the label"),
         (lambda x, y: [{"x": x}], {}, "A batch must be"),
         (lambda x, y: (x[:, :4], y), {}, "cannot take inputs"),

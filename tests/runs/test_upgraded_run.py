@@ -121,6 +121,16 @@ def test_evaluation_has_every_outlier_score_of_python(upgraded, folder):
     assert inside.flagged.interval[0] < 0.05 and found.flagged.share > 3 * inside.flagged.share
 
 
+def test_a_folder_without_a_source_takes_the_first_that_has_its_classes(upgraded, tmp_path):
+    """Else images of other classes would have nothing to be compared with."""
+    upgraded.save(tmp_path / "mine", mean=MEAN, std=STD)
+    with pytest.raises(CalgpError, match="does not know its test images: give a source"):
+        calgp.load(tmp_path / "mine").evaluate()
+    assert calgp.load(tmp_path / "mine").evaluate("letters").ood is None
+    assert not calgp.load(tmp_path / "mine").evaluate("digits").outside
+    assert calgp.load(tmp_path / "mine").evaluate("letters").inside == "digits"
+
+
 def test_exported_it_gives_probabilities_and_the_outlier_score(folder, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     run, path = calgp.load(folder), tmp_path / "mine.onnx"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
+    from calgp.json_values import Json
     from calgp.metrics import Difference, Outcomes
-    from calgp.options import Json
     from calgp.runs import Run, RunFolder
 
 STEPS = 600

@@ -11,7 +11,8 @@ import typer
 from rich.markup import escape
 
 from calgp.errors import CalgpError, path_error
-from calgp.options import Json, Option, Text, find_option, options_of
+from calgp.json_values import Json
+from calgp.options import Option, Text, find_option, options_of
 from calgp.run import Run, assign
 
 WIDEST = 14  # of what stands between an option and its help, for terminals of 80 columns

@@ -9,7 +9,7 @@ import typer
 
 from calgp.cli.shared import JsonOption, check_sampling, err, out
 from calgp.errors import CalgpError
-from calgp.options import Json
+from calgp.json_values import Json
 
 if TYPE_CHECKING:
     from calgp.metrics import Difference

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.table import Column, Table
 
 from calgp.cli.terminal import styled
+from calgp.json_values import Json
 from calgp.metrics import Difference
-from calgp.options import Json
 from calgp.runs.comparison import Row
 from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported
@@ -250,9 +250,9 @@ def prediction_rows(found: Prediction) -> list[PredictionRow]:
     )  # fmt: skip
     nothing = [None] * len(found)
     outlier = nothing if found.outlier_score is None else found.outlier_score.tolist()
-    outside = nothing if found.outliers is None else found.outliers.tolist()
     abstains = nothing if found.abstains is None else found.abstains.tolist()
-    decided = zip(outlier, outside, abstains, found.class_sets or nothing, strict=True)
+    flagged = nothing if found.outliers is None else found.outliers.tolist()
+    decided = zip(outlier, flagged, abstains, found.class_sets or nothing, strict=True)
     return [
         PredictionRow(
             name, label, probs[index], entropy, information, error, dict(zip(found.classes, probs, strict=True)), *more
@@ -274,12 +274,14 @@ def prediction_table(rows: list[PredictionRow]) -> Table:
     if "abstains" in texts:
         texts["abstains"].no_wrap = True
     table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
+    if any(row.outlier for row in rows):
+        table.caption = "! outlier: unlike the training images"
     for row in rows:
         ranked = sorted(row.probabilities.items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
         error = f"{row.probability:.3f}" + (f" ± {row.monte_carlo_error:.3f}" if drawn else "")
         numbers = [error, f"{row.entropy:.3f}"] + [f"{row.mutual_information:.3f}"] * random
-        numbers += [] if row.outlier_score is None else [f"{row.outlier_score:.1f}"]
+        numbers += [] if row.outlier_score is None else [f"{row.outlier_score:.1f}" + " !" * bool(row.outlier)]
         said = {"abstains": "yes" if row.abstains else "no", "set": "; ".join(row.set or []) or "none"}
         table.add_row(row.file, row.label, *numbers, second, *(said[name] for name in more))
     return table

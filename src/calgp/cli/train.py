@@ -21,7 +21,7 @@ from calgp.cli.shared import (
     require_positive,
 )
 from calgp.errors import CalgpError, path_error
-from calgp.options import Json
+from calgp.json_values import Json
 
 if TYPE_CHECKING:
     from calgp.runs import Classifier, Run, RunFolder, Step, TrainingData

@@ -21,7 +21,7 @@ from calgp.cli.shared import (
     out,
 )
 from calgp.errors import CalgpError
-from calgp.options import Json
+from calgp.json_values import Json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from calgp.errors import CalgpError, name_error
 from calgp.gp import Latent, Model, Noise, Posterior, evaluating
+from calgp.json_values import Json
 from calgp.methods import METHODS
 from calgp.methods.base import Method
 from calgp.methods.random_features import CnnGpModel, RandomFeatures
 from calgp.nets import Backbone, Task, Wrapped, WrappedFeatures
 from calgp.nets.wrap.image_shape import find_image_shape
 from calgp.nets.wrap.sites import LAYERS
-from calgp.options import Json, find_option
+from calgp.options import find_option
 
 NETWORK_OPTIONS = ("features", "mask", "unmasked", "mask_first", "mean", "std")  # of Wrapped
 

@@ -66,12 +66,12 @@ class Backbone(ABC):
         """The flags of `calgp train` that choose it, where `--backbone` does not."""
         return None
 
-    def keep(self) -> str | None:
+    def stored_text(self) -> str | None:
         """What a run folder must keep of it beside run.json, in network.json; nothing of most."""
         return None
 
     def recall(self, text: str) -> None:  # noqa: B027
-        """Take what `keep` gave; ValueError where it is another network's."""
+        """Take what `stored_text` gave; ValueError where it is another network's."""
 
     def choose(self, task: Task, *, mirror: bool = False) -> "Backbone":
         """The network itself, or the one that it stands for where images are of this shape (`Auto`).

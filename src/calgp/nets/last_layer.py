@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from calgp.errors import CalgpError, name_error
 from calgp.gp import evaluating
 
+NOT_FINITE = "The network gives logits that are no finite numbers; look at what enters it."
+
 
 class Pass(NamedTuple):
     """What a network gives for a batch."""
@@ -40,8 +42,15 @@ class LastLayer:
     @staticmethod
     def find(network: nn.Module, x: Tensor, name: str | None = None) -> "LastLayer":
         """The linear layer whose output is what the network gives for some inputs; `name` is checked, if given."""
+        if not isinstance(network, nn.Module) or next(network.parameters(), None) is None:
+            raise CalgpError(
+                f"A trained network must be an nn.Module with parameters, not {type(network).__name__}; put a module "
+                "around a function, with the layers that it calls."
+            )
         seen, output = _watched(network, x[:4], _linear_layers(network))
         given = _logits(output)
+        if given.isnan().any():
+            raise CalgpError(NOT_FINITE)
         found = [each for each, calls in seen.items() if len(calls) == 1 and _gives(calls[0].logits, given)]
         if not found or name not in (None, *found):
             called = ", ".join([*seen][-3:]) or "none"
@@ -67,7 +76,7 @@ class LastLayer:
             raise CalgpError(f"The last layer {self.name!r} must be called once in a pass, on vectors; it was not.")
         found = seen[self.name][0]
         if not found.logits.isfinite().all():
-            raise CalgpError("The network gives logits that are no finite numbers; look at what enters it.")
+            raise CalgpError(NOT_FINITE)
         return found
 
 
@@ -97,7 +106,10 @@ def _watched(network: nn.Module, x: Tensor, layers: Mapping[str, nn.Linear]) -> 
         raise
     except Exception as error:
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise CalgpError(f"The network cannot take inputs of {tuple(x.shape)}: {reason}.") from error
+        raise CalgpError(
+            f"The network cannot take inputs of {tuple(x.shape)}: {reason}. Give them as it was trained on them: size, "
+            "channels, type, normalisation."
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -110,7 +122,10 @@ def _logits(output: Any) -> Tensor:
     output = output[0] if isinstance(output, tuple | list) and output else output
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < 2:
         what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise CalgpError(f"The network must give a row of at least two logits for each input [N, Q]; it gives {what}.")
+        raise CalgpError(
+            f"The network must give a row of at least two logits for each input [N, Q]; it gives {what}. If it has one "
+            "logit for two classes, put nn.Linear(d, 2) in the place of its last layer: zeros, and the layer's weights."
+        )
     return output.to(torch.promote_types(output.dtype, torch.float32))
 
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from calgp.data import Images
 from calgp.errors import CalgpError, one_line
 from calgp.gp import Noise, Posterior
+from calgp.json_values import Json
 from calgp.nets.base import HIDDEN, Backbone, Features, Task
 from calgp.nets.pretrained import FeatureExtractor
 from calgp.nets.program import Program, describe_module
-from calgp.options import COUNT, Interval, Json, about, check_options, option, options_of
+from calgp.options import COUNT, Interval, about, check_options, option, options_of
 
 LEVELS = 8  # groups of layers with a learning rate each
 DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.int64, torch.int32, torch.bool)}
@@ -113,7 +114,7 @@ class Pretrained(Backbone):
         PROGRAMS[key] = StoredProgram(text, json.loads(text), tensors)
         return replace(self, program=key, checksum=extractor.weights)
 
-    def keep(self) -> str | None:
+    def stored_text(self) -> str | None:
         return self._stored().text
 
     def recall(self, text: str) -> None:

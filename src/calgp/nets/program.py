@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from calgp.errors import CalgpError, one_line
+from calgp.json_values import Json
 from calgp.nets.last_layer import LastLayer, Pass
-from calgp.options import Json
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from calgp.data.corruptions import CORRUPTIONS
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.runs import Run
 from calgp.runs.jobs import Shift
 

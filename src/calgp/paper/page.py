@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.report.csv_text import csv_text
 from calgp.report.experiment import experiment_page
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles

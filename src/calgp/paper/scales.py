@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from calgp.errors import CalgpError
+from calgp.json_values import Json
 from calgp.methods import METHODS, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
-from calgp.options import Json
 from calgp.runs import Run
 from calgp.runs.duration import IMAGES
 from calgp.search.halving import Budget

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.report.experiment import Judged, Table, Tally
 from calgp.report.words import decimal, percent
 from calgp.runs import Run

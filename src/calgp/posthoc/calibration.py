@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
-from calgp.options import Json
+from calgp.json_values import Json
 
 LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it

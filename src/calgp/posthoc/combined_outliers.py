@@ -82,7 +82,7 @@ class Combined(OutlierScore):
         return torch.stack([surprise(*pair) for pair in zip(self.unseen, found, strict=True)]).sum(0)
 
     def parts(self) -> dict[str, OutlierScore]:
-        return {self.name: self} | {each.name: each for each in self._features()}
+        return {each.name: each for each in (self, *self._features())}
 
     @property
     def step(self) -> float:

@@ -24,6 +24,7 @@ NUMBERS = 2**24  # that are handled at a time
 GRID = torch.logspace(-8, 8, 161, dtype=torch.float64)  # of prior precisions
 HALVINGS = 60
 TRUSTS = (0.0, *(10 ** (place / 4) for place in range(-12, 9)))  # shares of the variance that may be believed
+MOST_TRIED = 4_000_000  # logits on which shares are compared
 Structure = Literal["full", "kronecker"]
 
 
@@ -211,7 +212,7 @@ def _evidence(eigenvalues: Tensor, squared: float, precision: float) -> float:
 
 def _with_one(c: Tensor, m: int) -> Tensor:
     """φ: the features, and 1 where the layer has a bias."""
-    return c if c.shape[1] == m else torch.cat([c, c.new_ones(len(c), 1)], 1)
+    return c if c.shape[1] == m else torch.cat([c, torch.ones_like(c[:, :1])], 1)
 
 
 def log_odds_variance(logits: Float[Tensor, "N Q"], covariance: Float[Tensor, "N Q Q"]) -> Float[Tensor, "N"]:
@@ -244,14 +245,24 @@ class UncertaintyScaling:
     def fit(
         cls, logits: Float[Tensor, "N Q"], variance: Float[Tensor, "N"], y: Int[Tensor, "N"]
     ) -> "UncertaintyScaling":
-        """Of all ρ of a grid, each with its best T, the one that gives labels the largest likelihood."""
+        """Of all ρ of a grid, each with its best T, the one that gives labels the largest likelihood.
+
+        ρ is chosen on the first of very many rows, T on all.
+        """
+        some = slice(0, max(MOST_TRIED // logits.shape[1], MOST_TRIED // 1000))
         found = []
         for trust in TRUSTS:
-            log_p = cls(1.0, trust).apply(logits, variance)
-            temperature = Temperature.fit(log_p, y)
-            nll = -temperature.apply(log_p.double()).gather(1, y[:, None].long()).mean().item()
-            found.append((nll, cls(temperature.temperature, trust)))
-        return min(found, key=lambda pair: pair[0])[1]
+            scaling = cls.with_trust(trust, logits[some], variance[some], y[some])
+            log_p = scaling.apply(logits[some].double(), variance[some].double())
+            found.append((-log_p.gather(1, y[some, None].long()).mean().item(), trust))
+        return cls.with_trust(min(found)[1], logits, variance, y)
+
+    @classmethod
+    def with_trust(
+        cls, trust: float, logits: Float[Tensor, "N Q"], variance: Float[Tensor, "N"], y: Int[Tensor, "N"]
+    ) -> "UncertaintyScaling":
+        """With this ρ, and the T of the largest likelihood."""
+        return cls(Temperature.fit(cls(1.0, trust).apply(logits, variance), y).temperature, trust)
 
     def apply(self, logits: Float[Tensor, "N Q"], variance: Float[Tensor, "N"]) -> Float[Tensor, "N Q"]:
         """Log-probabilities."""

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from calgp.errors import CalgpError
-from calgp.options import Json
+from calgp.json_values import Json
 
 
 class PredictiveLike(Protocol):

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from calgp.errors import CalgpError, name_error
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.posthoc.combined_outliers import Combined, left_out_scores, surprise
 from calgp.posthoc.decisions import conformal_quantile
 from calgp.posthoc.feature_outliers import Density, Neighbours

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from calgp.options import Json
+from calgp.json_values import Json
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell begins with that spreadsheets compute
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calgp.gp import Passes
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.runs.card import Card
 from calgp.runs.description import flat, to_json
 from calgp.runs.folder import RunFolder, shipped_run

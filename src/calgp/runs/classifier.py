@@ -77,7 +77,8 @@ class Classifier:
         self.fabric = one_device(fabric)
         self.model, self.card = model.to(self.fabric.device).eval(), card
         self.fitted_decisions, self.outliers = decisions, outliers
-        self.outlier_names = () if outliers is None else outliers.names  # of the columns of `Predictive.outlier_scores`
+        # of the columns of `Predictive.outlier_scores`
+        self.outlier_names: tuple[str, ...] = () if outliers is None else outliers.names
         self._folder = folder and RunFolder(folder.path, writes=folder.writes and self.fabric.is_global_zero)
         self._calibrate_by(calibration)
 
@@ -358,8 +359,7 @@ class Classifier:
             return images if left is None else left, None
         how_fitted = {"passes": fitted.samples, "engine": fitted.engine, "seed": fitted.seed}
         refitted = self.calibrate(fitted.calibrator, held_out=images, share=0.5, **how_fitted)
-        left = not_calibrated_on(images, refitted)
-        return images if left is None else left, refitted
+        return not_calibrated_on(images, refitted) or images, refitted
 
     def export(
         self,

@@ -21,6 +21,10 @@ def decide_by(
     decisions: Decisions, columns: Mapping[str, Tensor], log_probs: Tensor, uniform: Tensor
 ) -> dict[str, Tensor]:
     """`decide_on` with the numbers of randomised sets themselves [N]."""
+    if decisions.power != 1:
+        log_probs = (decisions.power * log_probs).log_softmax(-1)
+        confidence, entropy = log_probs.amax(-1).exp(), torch.special.entr(log_probs.exp()).sum(-1)
+        columns = {**columns, "confidence": confidence, "entropy": entropy}
     found = {}
     if decisions.selection is not None:
         found["abstained"] = decisions.selection.abstains(uncertainty(columns, decisions.selection.score))

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from calgp.errors import CalgpError, name_error, short_repr
+from calgp.json_values import Json
 from calgp.methods import METHODS, Method
 from calgp.nets import BACKBONES, Auto, Backbone, Pretrained, Wrapped
-from calgp.options import Json, options_of, validate
+from calgp.options import options_of, validate
 from calgp.run import Run, default_name
 
 Described = TypeVar("Described", Method, Backbone)

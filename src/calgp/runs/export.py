@@ -26,8 +26,8 @@ from calgp._version import __version__
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, predict
+from calgp.json_values import Json
 from calgp.nets import Task
-from calgp.options import Json
 from calgp.posthoc.calibration import LOWEST, Calibrator
 from calgp.runs.card import Card
 from calgp.runs.evaluation import form

@@ -32,7 +32,8 @@ class DeployableUpgrade(nn.Module):
         covariance = self.upgraded.posterior.logit_covariance_at_once(c)
         predictive = self.upgraded.predictive_at_once(f, covariance, self.kept)
         outlier: OutlierScore = self.upgraded.outlier
-        found = (*outputs_of(predictive).values(), outlier.elementary(c, predictive))
+        score = outlier.elementary(c, self.upgraded.as_decided(predictive))
+        found = (*outputs_of(predictive).values(), score)
         return tuple(each.to(images.dtype) for each in found)
 
 

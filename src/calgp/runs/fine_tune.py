@@ -12,10 +12,10 @@ from calgp.data import Images
 from calgp.data.images import to_unit_interval
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, evaluating
+from calgp.json_values import Json
 from calgp.nets import Pretrained, Task, program_features
 from calgp.nets.pretrained import find_network
 from calgp.nets.pretrained_backbone import ProgramFeatures
-from calgp.options import Json
 from calgp.run import Run, default_name
 from calgp.runs.description import from_json
 from calgp.runs.loop import Step, order, training_noise

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.gp import Mixture, Model
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.runs import older
 from calgp.runs.build import build, load_state
 from calgp.runs.card import FORMAT, Card
@@ -94,7 +94,7 @@ class RunFolder:
         if self.writes:
             with wrap_os_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-        if (network := card.run.backbone.keep()) is not None:
+        if (network := card.run.backbone.stored_text()) is not None:
             self._write(NETWORK, network.encode())
         self._write_json("run.json", data, Card)
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 MOMENTUM = 0.9
-TURN = 8.0  # by how many learning rates the filters of a layer turn in a step, relative to their length
+TURN = 4.0  # by how many learning rates the filters of a layer turn in a step, relative to their length
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Newton and Schulz' iteration, as published
 ITERATIONS = 3
 
@@ -14,7 +14,7 @@ class Muon(torch.optim.Adam):
     """Adam, but for the filters of convolutions [out, in, height, width], which must be followed by batch norm.
 
     Batch norm undoes the scale of filters: their direction is all that counts. With O the orthogonalised momentum of
-    the filters W of a layer, W turns by a fixed share of its length ‖W‖, W ← W − 8 rate ‖W‖ O / ‖O‖, and keeps its
+    the filters W of a layer, W turns by a fixed share of its length ‖W‖, W ← W − 4 rate ‖W‖ O / ‖O‖, and keeps its
     length. Adam instead divides each entry by its own size.
     """
 

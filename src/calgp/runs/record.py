@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from calgp.errors import CalgpError, short_repr
-from calgp.options import Json
+from calgp.json_values import Json
 
 T = TypeVar("T")
 

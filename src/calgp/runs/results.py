@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field
 from calgp.data import Corruption
 from calgp.errors import CalgpError
 from calgp.gp import Engine, Passes
+from calgp.json_values import Json
 from calgp.metrics import Confusion, Scores
-from calgp.options import Json
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import Calibrator
 from calgp.posthoc.decisions import Decisions, PredictionSets, Selection
@@ -150,7 +150,8 @@ class Probabilities:
 class FittedDecisions:
     """decisions.json: thresholds and prediction sets, and the probabilities that they are for (None: as trained).
 
-    outliers: beyond which outlier score an image is called an outlier.
+    outliers: beyond which outlier score an image is called an outlier. power: decisions read p^power, normalised, which
+    are probabilities of a temperature that the images of the fit had no part in.
     """
 
     selection: Selection | None
@@ -162,10 +163,11 @@ class FittedDecisions:
     seed: Whole = 0
     warning: Text | None = None
     outliers: Threshold | None = None  # since 0.2.0
+    power: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # since 0.2.0
 
     @property
     def decisions(self) -> Decisions:
-        return Decisions(self.selection, self.sets)
+        return Decisions(self.selection, self.sets, self.power)
 
     @property
     def passes(self) -> Passes:

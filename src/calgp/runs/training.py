@@ -11,9 +11,9 @@ from lightning_fabric import Fabric
 from calgp.data import SOURCES, Images
 from calgp.errors import CalgpError
 from calgp.gp import Model, Passes
+from calgp.json_values import Json
 from calgp.methods import Method
 from calgp.nets import Backbone
-from calgp.options import Json
 from calgp.run import Run, default_name
 from calgp.runs.build import build
 from calgp.runs.card import Card

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.gp import Latent, Noise, Passes, Predictive
+from calgp.json_values import Json
 from calgp.metrics import OutOfDistribution, Scores
 from calgp.nets.last_layer import LastLayer, Pass
-from calgp.options import Json
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance, posterior_from
@@ -45,7 +45,8 @@ class Upgrade:
     probabilities. temperature: of the logits alone, to compare with. outlier, settings: the score of features.
     threshold: of that score. decisions: prediction sets, and when to abstain. train, fitted, decided: how many images
     the posterior and the outlier score, the scaling, and the decisions were fitted on. warning: what to know of the
-    temperature before it is trusted. shape: of an input; () in files of earlier versions.
+    temperature before it is trusted. shape: of an input; () in files of earlier versions. power: the outlier score and
+    decisions read p^power, normalised: of a temperature in which the images that decided had no part.
     """
 
     layer: Text
@@ -63,6 +64,7 @@ class Upgrade:
     decided: Whole
     warning: Text | None = None
     shape: tuple[Count, ...] = ()
+    power: float = 1.0
     format: Literal[1] = 1
 
 
@@ -227,8 +229,13 @@ class UpgradedClassifier:
     def scored(self, c: Tensor, f: Tensor) -> Predictive:
         """`predictive` with outlier scores, in the order of `outlier_names`."""
         predictive = self.predictive(c, f)
-        found = [each.score(c, predictive) for each in self._outliers().values()]
+        read = self.as_decided(predictive)
+        found = [each.score(c, read) for each in self._outliers().values()]
         return replace(predictive, outlier_scores=torch.stack([*found, 1 - f.double().softmax(1).amax(1)], 1))
+
+    def as_decided(self, predictive: Predictive) -> Predictive:
+        """With the probabilities that the outlier score reads."""
+        return predictive.calibrated((self.fitted.power * predictive.log_probs).log_softmax(-1))
 
     def _outliers(self) -> dict[str, OutlierScore]:
         return self.outlier.parts() | {Variance.name: Variance()}

@@ -9,6 +9,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Passes, Predictive
 from calgp.methods import METHODS
@@ -27,7 +28,7 @@ from calgp.runs.inputs import ImageLike, to_pixels
 from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.reading import read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import parse, to_json
-from calgp.runs.results import Calibration, FittedDecisions
+from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.upgraded import Upgrade, UpgradedClassifier
 
 MODEL = "model.safetensors"
@@ -117,6 +118,23 @@ class UpgradedRun(Classifier):
             f"{self.folder.path} is calibrated already, by `calgp.upgrade`: upgrade the network again with other "
             "held-out images."
         )
+
+    def evaluate(self, source: str | None = None, **options: Any) -> Evaluation:
+        """As of any classifier; a folder that was saved without a source takes the first one that has its classes."""
+        found = super().evaluate(source, **options)
+        if self.card.run.source == UNKNOWN and not found.outside and found.corruption is None:
+            self.card = replace(self.card, run=replace(self.card.run, source=found.source))
+            self.folder.create(self.card)
+        return found
+
+    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+        """The test part of a source; a folder that was saved without one is told so."""
+        if source == UNKNOWN:
+            raise CalgpError(
+                f"{self.folder.path} does not know its test images: give a source, such as --source folder:photos, or "
+                "save it with save(path, source='folder:photos')."
+            )
+        return super().test_images(source, directory=directory, convert=convert)
 
     def decide(self, *, held_out: Any = None, **options: Any) -> FittedDecisions:
         """As of any classifier, but it must be given held-out images: its folder knows of none."""

@@ -4,15 +4,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Predictive
 from calgp.nets.last_layer import LastLayer
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.decisions import PredictionSets, Selection, uncertainty
-from calgp.posthoc.last_layer import POSTERIORS, Structure, UncertaintyScaling, fit_last_layer, log_odds_variance
+from calgp.posthoc.last_layer import (
+    POSTERIORS,
+    LastLayerPosterior,
+    Structure,
+    UncertaintyScaling,
+    fit_last_layer,
+    log_odds_variance,
+)
 from calgp.posthoc.outliers import Combined, Entropy, MaximumProbability, Threshold
 from calgp.runs.evaluation import columns_of
 from calgp.runs.labelled_data import Collected, Data, collected
@@ -26,7 +34,7 @@ def upgrade(
     *,
     train: Data | None = None,
     layer: str | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[object] | None = None,
     structure: Structure | None = None,
     outliers: str = "combined",
     false_alarm: float | None = 0.05,
@@ -59,27 +67,33 @@ def upgrade(
         train: what it was trained on. Laplace's posterior and the outlier score are fitted on it; without, on the
             hold-out, of which there is less: uncertainties are then larger.
         layer: the name of the last layer; None: it is found.
-        classes: their names; None: 0, 1, …
+        classes: their names; None: those of `calgp.data` images, or 0, 1, …
         structure: of Laplace's Hessian: full or kronecker; None: full up to 3,000 weights.
         outliers: the outlier score: combined (entropy, density of the features and neighbours), density, neighbours,
             or another of `calgp.posthoc.outliers`.
         false_alarm: the share of ordinary images that may be called outliers; None: no threshold.
         coverage, sets: prediction sets that hold the true class so often, and their kind; None: no sets.
         error, confidence: abstain so that answers err at most so often; None: answer always.
-        share: of the hold-out that the scaling is fitted on; the rest is for thresholds and sets.
+        share: of the hold-out that chooses how much of the uncertainty counts; the rest is for thresholds and sets.
+            The temperature is that of all of it.
         seed: of the split.
     """
     outlier_scores.find(outliers)
     if not 0 < share < 1:
         raise CalgpError(f"Invalid share={share:g}: must be a share between 0 and 1, such as 0.5.")
     last, held = collected(network, held_out, layer)
-    names = tuple(map(str, range(held.f.shape[1]) if classes is None else classes))
+    if classes is None:
+        named = isinstance(held_out, Images) and len(held_out.classes) == held.f.shape[1]
+        classes = held_out.classes if named else range(held.f.shape[1])
+    names = tuple(map(str, classes))
     if len(names) != held.f.shape[1]:
         raise CalgpError(f"{len(names)} classes are named; the network has {held.f.shape[1]}.")
     order = torch.randperm(len(held.y), generator=torch.Generator().manual_seed(seed))
     fitting, deciding = (held.take(rows) for rows in order.tensor_split([max(1, round(share * len(held.y)))]))
     if not len(deciding.y) and (false_alarm, coverage, error) != (None, None, None):
-        raise CalgpError(f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets.")
+        raise CalgpError(
+            f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets; hold out more."
+        )
     trained = None if train is None else collected(network, train, last.name, keyed=False)[1]
     upgraded = _fitted(last, names, fitting, trained, structure, outliers, len(deciding.y))
     if not len(deciding.y):
@@ -91,7 +105,26 @@ def upgrade(
         threshold=None if false_alarm is None else Threshold.fit(inside, false_alarm=false_alarm),
         decisions=_decisions(predictive, deciding, coverage, sets, error, confidence, seed),
     )
+    upgraded.fitted = _scaled_by_all(upgraded, held)
     return upgraded
+
+
+def _scaled_by_all(upgraded: UpgradedClassifier, held: Collected) -> Upgrade:
+    """With temperatures of the whole hold-out; what was decided goes on reading those of its half, by a power."""
+    fitted, logits = upgraded.fitted, held.f.double()
+    scaling = UncertaintyScaling.with_trust(fitted.scaling.trust, logits, _variance(upgraded.posterior, held), held.y)
+    alone, power = Temperature.fit(logits.log_softmax(1), held.y), scaling.temperature / fitted.scaling.temperature
+    decisions = None if fitted.decisions is None else replace(fitted.decisions, power=power)
+    return replace(
+        fitted, scaling=scaling, temperature=alone.temperature, warning=alone.warning, fitted=len(held.y), power=power,
+        decisions=decisions,
+    )  # fmt: skip
+
+
+def _variance(posterior: LastLayerPosterior, data: Collected) -> Tensor:
+    """Of the log-odds of each label, [N]."""
+    found = [log_odds_variance(f, posterior.logit_covariance(c)) for c, f in parts(data.c, data.f)]
+    return torch.cat(found).double()
 
 
 def _fitted(
@@ -102,8 +135,7 @@ def _fitted(
     seen = fitting if trained is None else trained
     bias = None if last.bias is None else last.bias.cpu()
     posterior = fit_last_layer(seen.c, seen.y, last.weight.cpu(), bias, structure=structure)
-    variance = [log_odds_variance(f, posterior.logit_covariance(c)) for c, f in parts(fitting.c, fitting.f)]
-    scaling = UncertaintyScaling.fit(fitting.f.double(), torch.cat(variance).double(), fitting.y)
+    scaling = UncertaintyScaling.fit(fitting.f.double(), _variance(posterior, fitting), fitting.y)
     alone = Temperature.fit(fitting.f.double().log_softmax(1), fitting.y)
     kind = next(name for name, each in POSTERIORS.items() if isinstance(posterior, each))
     found = Upgrade(

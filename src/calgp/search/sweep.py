@@ -11,7 +11,8 @@ from statistics import mean
 from typing import TypedDict
 
 from calgp.errors import CalgpError
-from calgp.options import COUNT, Json, Text, check_options, find_option, option, validate
+from calgp.json_values import Json
+from calgp.options import COUNT, Text, check_options, find_option, option, validate
 from calgp.report.csv_text import csv_text
 from calgp.report.sweep import sweep_page
 from calgp.run import SEED, Run, assign, train_command

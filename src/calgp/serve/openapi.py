@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from calgp.options import Json
+from calgp.json_values import Json
 from calgp.serve.limits import Limits
 from calgp.serve.middleware import PROBLEM_MEDIA
 from calgp.serve.schemas import PIXEL, ImagesRequest, Problem, StreamLine

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
 
-from calgp.options import Json
+from calgp.json_values import Json
 
 Shade = Annotated[int, Field(ge=0, le=255)]
 Colours = Annotated[list[Shade], Field(min_length=3, max_length=3), FailFast()]

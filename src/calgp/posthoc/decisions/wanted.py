@@ -11,10 +11,11 @@ from calgp.posthoc.decisions.selection import Selection
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a run decides: a threshold, sets, or both."""
+    """What a run decides: a threshold, sets, or both; by its probabilities p^power, normalised."""
 
     selection: Selection | None
     sets: PredictionSets | None
+    power: float = 1.0
 
 
 def check_wanted(
