@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from calgp.data import Images
 from calgp.errors import CalgpError, one_line
 from calgp.gp import Noise, Posterior
-from calgp.json_values import Json
 from calgp.nets.base import HIDDEN, Backbone, Features, Task
 from calgp.nets.pretrained import FeatureExtractor
 from calgp.nets.program import Program, describe_module
@@ -29,7 +29,7 @@ class StoredProgram:
     """What network.json holds; and the tensors that the network has before the first step, where they are known."""
 
     text: str
-    described: Mapping[str, Json]
+    described: Mapping[str, Any]  # as JSON has it; `ProgramFeatures` checks it
     tensors: Mapping[str, Tensor] | None = None
 
 
