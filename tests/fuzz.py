@@ -763,6 +763,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not every:
             parser.error(f"there is no reader {options.reader!r}")
         limit_memory()
+        gc.freeze()  # what torch has made is not looked through again for each reader
         whole = sum(reader.weight for reader in every)
         tallies = []
         for reader in every:

@@ -161,7 +161,7 @@ def test_the_default_does_not_lose_to_other_methods_on_digits(tmp_path, fabric):
     """All without any option but the data and the budget; MNLL of the same test images, image by image."""
     images, nlls = load("digits", "test"), {}
     for method in ("cnn-gp-sorf", "cnn", "cnn-cal"):
-        run = from_json({"method": method, "train_size": 1000, "steps": 150})
+        run = from_json({"method": method, "train_size": 1000, "steps": 300})
         log_probs = train_run(run, RunFolder(tmp_path / method), fabric).predict(images.x.numpy()).predictive.log_probs
         nlls[method] = -log_probs.gather(1, images.y[:, None]).squeeze(1)
     for other in ("cnn", "cnn-cal"):
