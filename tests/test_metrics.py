@@ -430,6 +430,27 @@ def test_bootstrap_intervals_cover_the_truth_as_often_as_they_say():
     assert 0.80 <= covered / 200 <= 0.97
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("impossible", [False, True], ids=["finite", "a label of probability 0"])
+def test_the_quick_bootstrap_of_scores_is_that_of_the_metrics(impossible, dtype, monkeypatch):
+    """The same draws, summed in another order: to the last digits of float64. Some resamples at a time, or all."""
+    log_probs, y = predictions(300)
+    log_probs = log_probs.to(dtype)
+    result = metrics.outcomes(log_probs, y)
+    if impossible:  # about two thirds of the resamples have it
+        result = replace(result, label_log_prob=result.label_log_prob.where(torch.arange(300) > 0, -torch.inf))
+    functions = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}
+    for held in (2**22, 1000):
+        monkeypatch.setattr(sys.modules["calgp.metrics._bootstrap"], "WEIGHTS", held)
+        found = metrics.bootstrap_scores(result, seed=3, resamples=50)
+        for name, metric in functions.items():
+            slow = metrics.bootstrap(result, metric, seed=3, resamples=50)
+            for end in ("estimate", "low", "high"):
+                torch.testing.assert_close(
+                    getattr(found[name], end), getattr(slow, end), rtol=1e-12, atol=1e-14, equal_nan=True
+                )
+
+
 def test_bootstrap_depends_on_its_seed_only():
     result = metrics.outcomes(*predictions(200))
 

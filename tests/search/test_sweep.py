@@ -229,6 +229,7 @@ def test_ray_makes_every_run_once_though_a_worker_is_killed_and_the_pool_finds_t
     pytest.importorskip("ray", reason="Ray is an extra: pip install calgp[ray]")
     places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]  # where its workers find `Marking`
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else they give way to all other tests
     (tmp_path / "marks").mkdir()
     engine, killed = Marking(Ray(2), tmp_path / "marks"), []
     killer = threading.Thread(target=kill_one, args=(tmp_path / "ray/runs", killed))

@@ -223,8 +223,9 @@ def _summary(result: "FitResult", model: Path, predictions: Path | None) -> list
     )
     wrong = round(scores.err * scores.n)
     where = "test rows" if result.tested_apart else "rows left out"
+    verb = "is" if wrong == 1 else "are"
     good = (
-        f"On {scores.n:,} {where} {wrong:,} are wrong (ERR {scores.err:.4f}), MNLL {scores.mnll:.4f}, "
+        f"On {scores.n:,} {where} {wrong:,} {verb} wrong (ERR {scores.err:.4f}), MNLL {scores.mnll:.4f}, "
         f"ECE {scores.ece:.4f}."
     )
     if predictions is not None:

@@ -274,12 +274,14 @@ def prediction_table(rows: list[PredictionRow]) -> Table:
     if "abstains" in texts:
         texts["abstains"].no_wrap = True
     table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
+    if any(row.outlier for row in rows):
+        table.caption = "! outlier: unlike the training images"
     for row in rows:
         ranked = sorted(row.probabilities.items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
         error = f"{row.probability:.3f}" + (f" ± {row.monte_carlo_error:.3f}" if drawn else "")
         numbers = [error, f"{row.entropy:.3f}"] + [f"{row.mutual_information:.3f}"] * random
-        numbers += [] if row.outlier_score is None else [f"{row.outlier_score:.1f}"]
+        numbers += [] if row.outlier_score is None else [f"{row.outlier_score:.1f}" + " !" * bool(row.outlier)]
         said = {"abstains": "yes" if row.abstains else "no", "set": "; ".join(row.set or []) or "none"}
         table.add_row(row.file, row.label, *numbers, second, *(said[name] for name in more))
     return table

@@ -205,8 +205,9 @@ def training_summary(trained: "Classifier") -> list[str]:
     last, crossed = scores[-1], trained.calibration and trained.calibration.crossed
     found = crossed or last
     wrong = round((found.err or 0) * (last.n or 0))
+    verb = "is" if wrong == 1 else "are"
     good = (
-        f"On {last.n:,} held-out images {wrong:,} are wrong ({found.err or 0:.1%}), MNLL {found.mnll:.4f}, "
+        f"On {last.n:,} held-out images {wrong:,} {verb} wrong ({found.err or 0:.1%}), MNLL {found.mnll:.4f}, "
         f"ECE {found.ece or 0:.4f}"
     )
     if scores[0].step == 0:  # of a pretrained network

@@ -14,6 +14,7 @@ results are accumulated in float64.
 from ._bootstrap import Interval as Interval
 from ._bootstrap import bootstrap as bootstrap
 from ._bootstrap import bootstrap_ood as bootstrap_ood
+from ._bootstrap import bootstrap_scores as bootstrap_scores
 from ._bootstrap import resample_weights as resample_weights
 from ._bootstrap import resampled_ood as resampled_ood
 from ._bootstrap import resampled_scores as resampled_scores

@@ -14,6 +14,7 @@ from ._ood import OutOfDistribution, detection, ranks
 from ._outcomes import Outcomes, check_some
 
 OURS = EcePreset(bins=20, confidence="mean", closed="right", certain="kept", edges="k/M")  # `metrics.ece`
+WEIGHTS = 2**22  # of images in resamples, that are held at a time
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,38 @@ def bootstrap(
     device = outcomes.confidence.device
     values = [metric(outcomes.take(_draw(len(outcomes), generator).to(device))) for _ in range(resamples)]
     return _percentiles(metric(outcomes), torch.stack(values), level)
+
+
+def bootstrap_scores(
+    outcomes: Outcomes, *, seed: int, resamples: int = 1000, level: float = 0.95
+) -> dict[str, Interval]:
+    """`bootstrap` of ERR, MNLL, ECE and BRIER, by name, in a part of the time: a resample is a weight of each image.
+
+    >>> from calgp.metrics import outcomes
+    >>> predicted = outcomes(torch.tensor([[0.7, 0.3]]).log().expand(100, 2), torch.arange(100) % 2)
+    >>> found = bootstrap_scores(predicted, seed=0)["err"]
+    >>> bool(found.low < found.estimate < found.high)
+    True
+    """
+    _check(resamples, level)
+    check_some(outcomes)
+    n, device, generator = len(outcomes), outcomes.confidence.device, torch.Generator().manual_seed(seed)
+    loss = -outcomes.label_log_prob.double()
+    means = [~outcomes.correct, loss.where(loss.isfinite(), 0), loss.isinf(), outcomes.brier]
+    columns = torch.cat([torch.stack(means, 1).double(), bin_excess(outcomes, OURS, torch.float64)], 1)
+
+    def scores(weights: Float[Tensor, "R N"]) -> Float[Tensor, "R 4"]:
+        err, mnll, lost, brier, *excess = (weights.to(columns) @ columns / n).unbind(1)
+        mnll = mnll.masked_fill(lost > 0, torch.inf)  # of a label whose probability was 0
+        return torch.stack([err, mnll, torch.stack(excess).abs().sum(0), brier], 1)
+
+    values = []
+    for start in range(0, resamples, step := max(1, WEIGHTS // n)):
+        draws = [_draw(n, generator) for _ in range(min(step, resamples - start))]
+        values.append(scores(torch.stack([torch.bincount(each, minlength=n) for each in draws]).to(device)))
+    estimate, drawn = scores(torch.ones(1, n, device=device))[0], torch.cat(values)
+    names = ("err", "mnll", "ece", "brier")
+    return {name: _percentiles(estimate[i], drawn[:, i], level) for i, name in enumerate(names)}
 
 
 def bootstrap_ood(

@@ -195,10 +195,11 @@ def preset_ece(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, ""]:
     return table.ece(confidence=preset.confidence)
 
 
-def bin_excess(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, "N M"]:
+def bin_excess(outcomes: Outcomes, preset: EcePreset, dtype: torch.dtype | None = None) -> Float[Tensor, "N M"]:
     """Confidence − correctness of each image, in the column of its bin: ECE as a sum over images.
 
-    `preset_ece` is Σ_m |Σ_i excess_im| / N, so resamples of the images only need weighted sums of these rows.
+    `preset_ece` is Σ_m |Σ_i excess_im| / N, so resamples of the images only need weighted sums of these rows. They have
+    the precision of the confidences unless `dtype` names another; bins are those of the confidences as they are.
 
     >>> from calgp.metrics import outcomes
     >>> predicted = outcomes(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([1, 0]))
@@ -210,7 +211,7 @@ def bin_excess(outcomes: Outcomes, preset: EcePreset) -> Float[Tensor, "N M"]:
     inner = (edges[1:-1] if preset.certain == "kept" else edges[1:]).to(outcomes.confidence.dtype)
     cell = _cells(outcomes.confidence[None], inner, preset.closed)[0]
     middle = ((cell + 0.5) / preset.bins).clamp(max=1).to(outcomes.confidence)
-    expected = outcomes.confidence if preset.confidence == "mean" else middle
+    expected = (outcomes.confidence if preset.confidence == "mean" else middle).to(dtype or middle.dtype)
     excess = expected.new_zeros(len(outcomes), len(inner) + 1)
     excess.scatter_(1, cell[:, None], (expected - outcomes.correct.to(expected))[:, None])
     return excess[:, :-1] if preset.certain == "lost" else excess

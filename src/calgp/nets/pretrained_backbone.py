@@ -29,7 +29,7 @@ class StoredProgram:
     """What network.json holds; and the tensors that the network has before the first step, where they are known."""
 
     text: str
-    described: dict[str, Any]
+    described: Mapping[str, Any]  # as JSON has it; `ProgramFeatures` checks it
     tensors: Mapping[str, Tensor] | None = None
 
 

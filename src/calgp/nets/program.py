@@ -171,7 +171,7 @@ def describe(
 
 def describe_module(
     module: nn.Module, x: Tensor, outputs: int, instead: str
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """A module from a batch like `x` to a tuple of tensors, in evaluation mode, as a program; `instead`: a remedy."""
     try:
         module.eval()

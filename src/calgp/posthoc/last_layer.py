@@ -212,7 +212,7 @@ def _evidence(eigenvalues: Tensor, squared: float, precision: float) -> float:
 
 def _with_one(c: Tensor, m: int) -> Tensor:
     """φ: the features, and 1 where the layer has a bias."""
-    return c if c.shape[1] == m else torch.cat([c, c.new_ones(len(c), 1)], 1)
+    return c if c.shape[1] == m else torch.cat([c, torch.ones_like(c[:, :1])], 1)
 
 
 def log_odds_variance(logits: Float[Tensor, "N Q"], covariance: Float[Tensor, "N Q Q"]) -> Float[Tensor, "N"]:

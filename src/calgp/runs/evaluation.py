@@ -261,14 +261,12 @@ def on_cpu(part: Predictive) -> Predictive:
 
 def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, seed: int) -> OwnClasses:
     """Scores with bootstrap intervals, the reliability diagram, and ECE by its other definitions."""
-    interval = metrics.bootstrap(
-        outcomes, lambda o: torch.stack([m(o) for m in METRICS.values()]), resamples=RESAMPLES, seed=seed
-    )
+    drawn = metrics.bootstrap_scores(outcomes, resamples=RESAMPLES, seed=seed)
     variants = {name: metrics.preset_ece(outcomes, preset).item() for name, preset in metrics.ECE_PRESETS.items()}
     variants["equal mass"] = metrics.ece(outcomes, binning="equal-mass").item()
     if log_probs is not None:
         variants["classwise"] = metrics.classwise_ece(log_probs, y).item()
-    intervals = Intervals(*zip(interval.low.tolist(), interval.high.tolist(), strict=True))
+    intervals = Intervals(**{name: (each.low.item(), each.high.item()) for name, each in drawn.items()})
     return OwnClasses(metrics.scores(outcomes), intervals, variants, _diagram(metrics.reliability(outcomes)))
 
 

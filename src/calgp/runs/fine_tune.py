@@ -12,6 +12,7 @@ from calgp.data import Images
 from calgp.data.images import to_unit_interval
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, evaluating
+from calgp.json_values import Json
 from calgp.nets import Pretrained, Task, program_features
 from calgp.nets.pretrained import find_network
 from calgp.nets.pretrained_backbone import ProgramFeatures
@@ -40,7 +41,7 @@ def fine_tuning_run(options: Mapping[str, Any], network: str, weights: str | Non
         raise CalgpError("Invalid --normalise: a pretrained network normalises images as it was trained.")
     extractor = find_network(network, weights, features=own.get("features"), size=options.get("size"))
     taken = extractor.preprocessing
-    defaults: dict[str, Any] = {"size": taken.size, "colour": taken.colour, "batch_size": BATCH}
+    defaults: dict[str, Json] = {"size": taken.size, "colour": taken.colour, "batch_size": BATCH}
     if not {"epochs", "steps", "minutes"} & set(options):
         defaults["epochs"] = float(EPOCHS)
     own |= {"kind": Pretrained.__name__, "network": network, "weights": weights}

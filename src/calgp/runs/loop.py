@@ -6,11 +6,10 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from calgp.data import Images
 from calgp.data.images import to_unit_interval
@@ -179,7 +178,7 @@ def make_optimiser(run: Run, model: Model) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=run.learning_rate, fused=True)
 
 
-def _groups(model: Model) -> list[dict[str, Any]]:
+def _groups(model: Model) -> list[dict[str, list[nn.Parameter] | float]]:
     """Parameters in their order, those beside each other with the same share of the learning rate together."""
     shares: dict[int, float] = {}
     head = 1.0

@@ -4,7 +4,6 @@ import itertools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -144,7 +143,7 @@ def train(
     *,
     out: str | os.PathLike[str] | None = None,
     method: str | Method = default_name("method"),
-    backbone: str | Backbone | Mapping[str, object] = default_name("backbone"),
+    backbone: str | Backbone | Mapping[str, Json] = default_name("backbone"),
     network: str | None = None,
     weights: str | None = None,
     fabric: Fabric | None = None,
@@ -178,7 +177,9 @@ def train(
     return train_run(run, new_folder(run) if out is None else RunFolder(out), fabric, directory=directory, watch=watch)
 
 
-def described_run(options: dict[str, Any], network: str | None, weights: str | None = None) -> Run:
+def described_run(
+    options: Mapping[str, Json | Method | Backbone], network: str | None, weights: str | None = None
+) -> Run:
     """The run of plain options, and of a pretrained network, if one is named."""
     return from_json(options) if network is None else fine_tuning_run(options, network, weights)
 

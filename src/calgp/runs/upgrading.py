@@ -83,8 +83,8 @@ def upgrade(
         raise CalgpError(f"Invalid share={share:g}: must be a share between 0 and 1, such as 0.5.")
     last, held = collected(network, held_out, layer)
     if classes is None:
-        named = isinstance(held_out, Images) and len(held_out.classes) == held.f.shape[1]
-        classes = held_out.classes if named else range(held.f.shape[1])
+        own = held_out.classes if isinstance(held_out, Images) else ()
+        classes = own if len(own) == held.f.shape[1] else range(held.f.shape[1])
     names = tuple(map(str, classes))
     if len(names) != held.f.shape[1]:
         raise CalgpError(f"{len(names)} classes are named; the network has {held.f.shape[1]}.")
