@@ -301,7 +301,7 @@ def once(*names: str) -> dict[str, int]:
     return dict.fromkeys(names, 1)
 
 
-FITTED = ("calibration.json", "decisions.json")
+FITTED = ("calibration.json", "decisions.json", "outliers.safetensors")
 
 
 def test_evaluate_reads_each_file_once_and_builds_the_model_once(calibrated, tmp_path, fabric, reads):

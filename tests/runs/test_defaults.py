@@ -126,7 +126,7 @@ def test_folds_are_calibrated_by_the_others(spread):
 
 
 def test_minutes_become_steps_that_a_resumed_run_keeps(tmp_path, fabric, monkeypatch):
-    monkeypatch.setattr(defaults_module, "_seconds_a_step", lambda *_, **__: 0.5)
+    monkeypatch.setattr(defaults_module, "_seconds_a_step", lambda *_, **__: (0.5, 0))
     run, folder = from_json(TINY | {"train_size": 100, "minutes": 0.2, "holdout": 0.1}), RunFolder(tmp_path / "run")
 
     def interrupt(step):
@@ -139,7 +139,7 @@ def test_minutes_become_steps_that_a_resumed_run_keeps(tmp_path, fabric, monkeyp
     begun.remove("checkpoint.safetensors")
     kept = folder.card().run
     assert (kept.minutes, kept.steps) == (0.2, 10)  # 95 % of 12 seconds, less the 12 steps that were timed
-    monkeypatch.setattr(defaults_module, "_seconds_a_step", lambda *_, **__: 1.0)  # another machine
+    monkeypatch.setattr(defaults_module, "_seconds_a_step", lambda *_, **__: (1.0, 0))  # another machine
     resumed = train_run(kept, folder, fabric, resume=True).model.state_dict()
     again = train_run(run, begun, fabric).model.state_dict()  # killed before its first checkpoint
     whole = train_run(kept, RunFolder(tmp_path / "whole"), fabric).model.state_dict()
