@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 
 from calgp.runs import RunFolder, shipped_run
 from folders import tensors
-from forked import python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it forks, and counts threads in /proc")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it forks, and c
 def test_thirty_kills_lose_nothing():
     """Every work killed and resumed ends in the files that it ends in when it is left in peace: weights to the bit."""
     script = Path(__file__).parent / "kills.py"
-    done = python(script, "--kills", 30)
+    done = subprocess.run([sys.executable, str(script), "--kills", "30"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
     kinds = ("training", "evaluation", "reproduction")
