@@ -14,7 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from tests.folders import exported
 from typer.testing import CliRunner
 
 from calgp import GPClassifier, cli
@@ -25,6 +24,7 @@ from calgp.errors import CalgpError
 from calgp.nets.pretrained import find_network
 from calgp.runs.embed import EmbedOptions, embed
 from calgp.runs.embedding_cache import MANIFEST, read_manifest, shard_name
+from folders import exported
 from forked import python
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "pretrained-network.md"

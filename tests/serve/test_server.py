@@ -136,34 +136,35 @@ def test_a_process_whose_model_dies_ends(digits):
         from calgp.serve import Limits, serve
 
         def kill():
-            sys.stdin.readline()
-            thread = next(each for each in threading.enumerate() if each.name == "calgp-model")
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+            while not (found := [each for each in threading.enumerate() if each.name == "calgp-model"]):
+                time.sleep(0.01)
+            worker = found[0]._target.__self__
+            while worker.queued < 3:
+                time.sleep(0.01)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(found[0].ident), ctypes.py_object(SystemExit))
 
         threading.Thread(target=kill, daemon=True).start()
-        serve(load(sys.argv[2]), port=int(sys.argv[1]), limits=Limits(samples=10**6), threads=1)
+        limits = Limits(samples=10**6, seconds=3600)  # nobody is refused since others take long
+        serve(load(sys.argv[2]), port=int(sys.argv[1]), limits=limits, threads=1)
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-c", textwrap.dedent(code), str(port), str(sampled_run().path)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    wait_until_ready(process, address)
-    with ThreadPoolExecutor(3) as pool:
-        asking = [
-            pool.submit(httpx.post, f"{address}/v1/predict?samples=1000000&seed={seed}", content=png(digits[0]),
-                        headers=RAW, timeout=60)
-            for seed in range(3)
-        ]  # fmt: skip
-        while "calgp_queue_images 3.0" not in httpx.get(f"{address}/metrics", timeout=60).text:
-            time.sleep(0.02)
-        print(file=process.stdin, flush=True)
-        statuses = [each.result().status_code for each in asking]
-    output = process.communicate(timeout=60)[0]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            wait_until_ready(process, address)
+            with ThreadPoolExecutor(3) as pool:
+                asking = [
+                    pool.submit(httpx.post, f"{address}/v1/predict?samples=1000000&seed={seed}",
+                                content=png(digits[0]), headers=RAW, timeout=120)
+                    for seed in range(3)
+                ]  # fmt: skip
+                statuses = [each.result().status_code for each in asking]
+            output = process.communicate(timeout=60)[0]
+        finally:
+            process.kill()  # else its pipes would be found open in a later test
     assert statuses == [503] * 3 and process.returncode == 1, output
     assert "The model's thread died" in output
 
