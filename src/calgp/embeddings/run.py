@@ -84,8 +84,8 @@ class VectorRun(Classifier):
         x = np.asarray(images, dtype=np.float32)
         (predictive,) = self.predict_batches([(to_unit_interval(_bytes(x)), torch.zeros(len(x)))])
         decided = self.decide_on(predictive, _bytes(x))
-        told = Prediction(None, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
-        return told.with_outliers(self.outlier_threshold)
+        prediction = Prediction(None, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
+        return prediction.with_outliers(self.outlier_threshold)
 
     def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
         """The rows of a source; of the run's own without test rows of their own, those that `fit` left out to test."""

@@ -121,8 +121,10 @@ class UpgradedClassifier:
         found = [self.network(part) for part in x.split(BATCH)]
         predictive = self.scored(*(torch.cat([part[place].cpu() for part in found]) for place in (0, 1)))
         decided = self._decided(predictive, keyed_uniform(x)) if self.fitted.decisions is not None else {}
-        told = Prediction(None, self.classes, predictive, Passes(1, "moments")).with_outliers(self.fitted.threshold)
-        return replace(told, abstains=decided.get("abstained"), sets=decided.get("sets"))
+        prediction = Prediction(None, self.classes, predictive, Passes(1, "moments")).with_outliers(
+            self.fitted.threshold
+        )
+        return replace(prediction, abstains=decided.get("abstained"), sets=decided.get("sets"))
 
     def evaluate(self, data: Data, *, outside: Data | None = None) -> UpgradedEvaluation:
         """Scores on labelled data that nothing was fitted on, beside those of the network without the upgrade.
