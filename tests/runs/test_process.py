@@ -23,7 +23,7 @@ def faults():
 
 default = faults()
 assert keep_freed_memory()
-print(default, faults())
+print(default, min(faults() for _ in range(4)))  # the heap may grow once more before it has room for all
 """
 
 
