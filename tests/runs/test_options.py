@@ -82,7 +82,8 @@ def test_the_new_options_make_other_keys_and_survive_json():
         ({"class_weights": [1, float("nan")]}, "a number of at least 0"),
         (
             {"augment": ["rotate"]},
-            "augment=.*: must be auto, none, flip, crop, cutout, mixup or augmix, with commas between several",
+            "augment=.*: must be auto, none, flip, crop, cutout, mixup or augmix, with commas between several, "
+            "such as auto",
         ),
         ({"crop": 0}, "crop=0"),
         ({"normalise": "zca"}, "normalise='zca'"),

@@ -128,7 +128,7 @@ class UpgradedRun(Classifier):
         return found
 
     def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
-        """The test part of a source; a folder that was saved without one is told so."""
+        """The test part of a source; a folder that was saved without one needs one to be named."""
         if source == UNKNOWN:
             raise CalgpError(
                 f"{self.folder.path} does not know its test images: give a source, such as --source folder:photos, or "
