@@ -88,7 +88,7 @@ oldest:  ## the lower bounds of pyproject.toml in a virtual environment of their
 	@test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	@$(PYTHON) tools/oldest.py > .venv-oldest/oldest.txt
 	@.venv-oldest/bin/python -m pip install -qq --disable-pip-version-check -c .venv-oldest/oldest.txt -e ".[svdkl,serve]" pytest hypothesis beartype
-	@.venv-oldest/bin/python -m pytest -q -m "not slow and not data" tests/gp tests/methods tests/test_method_contract.py tests/runs tests/test_cli.py
+	@.venv-oldest/bin/python -m pytest -q -m "not slow and not data" tests/gp tests/methods tests/test_method_contract.py tests/runs tests/training tests/upgraded tests/test_cli.py
 
 release-check: $(STAMP)  ## build the wheel, install it into an empty environment, use the shipped model from elsewhere
 	@$(BIN)/python tools/release_check.py

@@ -13,7 +13,7 @@ from calgp.gp import Bound, Model, Noise
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Task
 from calgp.runs import Run
-from calgp.runs.loop import make_optimiser
+from calgp.training.loop import make_optimiser
 
 QUESTION = "Training step"
 HEAD = "Head alone, forward + backward"

@@ -28,9 +28,10 @@ from calgp.data import load
 from calgp.data.shards import write_shards
 from calgp.gp import Bound
 from calgp.nets import Task
-from calgp.runs import Run, TrainingData, fit, from_json
+from calgp.runs import Run, TrainingData, from_json
 from calgp.runs.build import build
-from calgp.runs.loop import make_optimiser
+from calgp.training import fit
+from calgp.training.loop import make_optimiser
 
 WARM, TIMED = 5, 15  # steps of a turn: the first use up what was read ahead while others had theirs
 KINDS = ("folder", "stream", "shards")

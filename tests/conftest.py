@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest_plugins = ["small_run"]  # its fixtures
 PACKED = Path(__file__).parents[2] / "shared" / "data"
 
 

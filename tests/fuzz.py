@@ -380,18 +380,18 @@ def shards() -> list[bytes]:
 def run_readers(folder: Path) -> list[Reader]:
     from lightning_fabric import Fabric
 
-    from calgp import runs
+    from calgp import runs, training
     from calgp.cli.flags import run_options
     from calgp.gp import Predictive
     from calgp.posthoc import calibration
     from calgp.report import write_report
     from calgp.runs.build import build
-    from calgp.runs.checkpoint import LoadedCheckpoint
     from calgp.runs.decision_metrics import decide_on
     from calgp.runs.evaluation import columns_of
-    from calgp.runs.image_scores import image_scores, image_scores_name, packed
-    from calgp.runs.loop import make_optimiser
     from calgp.runs.pack import pack, unpack
+    from calgp.search.image_scores import image_scores, image_scores_name, packed
+    from calgp.training.checkpoint import LoadedCheckpoint
+    from calgp.training.loop import make_optimiser
 
     fabric = Fabric(accelerator="cpu", devices=1)
     tiny = {
@@ -399,7 +399,7 @@ def run_readers(folder: Path) -> list[Reader]:
         "train_size": 50, "holdout": 0.2, "steps": 20, "batch_size": 10,
     }  # fmt: skip
     run = runs.RunFolder(folder / "run")
-    classifier = runs.train_run(runs.from_json(tiny), run, fabric)
+    classifier = training.train_run(runs.from_json(tiny), run, fabric)
     classifier.evaluate(passes=2)
     classifier.evaluate("letters", passes=2)
     other = runs.RunFolder(folder / "other")
@@ -520,8 +520,8 @@ def run_readers(folder: Path) -> list[Reader]:
 
 def embedding_readers(folder: Path) -> list[Reader]:
     """Embeddings in one file, and the manifest of a folder of them."""
+    from calgp.embeddings.cache import FORMAT, MANIFEST, Manifest, load_embeddings, write_manifest, write_shard
     from calgp.nets.preprocessing import Preprocessing
-    from calgp.runs.embedding_cache import FORMAT, MANIFEST, Manifest, load_embeddings, write_manifest, write_shard
 
     place = folder / "embeddings"
     place.mkdir()

@@ -39,9 +39,11 @@ from safetensors.torch import load_file
 from calgp.data import load
 from calgp.paper import Cell, run_missing
 from calgp.paper.scales import MNIST
-from calgp.runs import Run, RunFolder, from_json, train_run, training
-from calgp.runs.jobs import Paths
+from calgp.runs import Run, RunFolder, from_json
 from calgp.runs.writing import LOCK, PART
+from calgp.search.jobs import Paths
+from calgp.training import run_training as training
+from calgp.training import train_run
 from folders import evaluate
 
 OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "tempfile.mkstemp"}

@@ -41,11 +41,12 @@ from calgp.errors import CalgpError
 from calgp.gp import Bound, Noise, NumericalError
 from calgp.methods import METHODS
 from calgp.nets import Task
-from calgp.runs import Interrupted, Run, RunFolder, TrainingData, fit, from_json, open_device, train_run
+from calgp.runs import Interrupted, Run, RunFolder, TrainingData, from_json, open_device
 from calgp.runs.build import build
 from calgp.runs.folder import CHECKPOINT
-from calgp.runs.loop import make_optimiser
 from calgp.runs.ranks import share
+from calgp.training import fit, train_run
+from calgp.training.loop import make_optimiser
 from folders import evaluate, metadata, tensors
 
 LENET = {"name": "lenet", "channels": [2, 4], "hidden": [8]}

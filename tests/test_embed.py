@@ -20,10 +20,10 @@ from calgp import GPClassifier, cli
 from calgp.data import load
 from calgp.data.original import open_original
 from calgp.embeddings import load_embeddings
+from calgp.embeddings.cache import MANIFEST, read_manifest, shard_name
+from calgp.embeddings.embed import EmbedOptions, embed
 from calgp.errors import CalgpError
 from calgp.nets.pretrained import find_network
-from calgp.runs.embed import EmbedOptions, embed
-from calgp.runs.embedding_cache import MANIFEST, read_manifest, shard_name
 from folders import exported
 from forked import python
 

@@ -19,7 +19,7 @@ from calgp.nets import BACKBONES, Wrapped
 from calgp.options import COUNT, POSITIVE, Interval, Option, Text, find_option, options_of, validate
 from calgp.run import Run
 from calgp.runs import from_json
-from calgp.runs.jobs import key
+from calgp.search.jobs import key
 from calgp.sklearn import OWN, ConvGPClassifier
 
 SOURCE = Path(options_module.__file__).parent
@@ -48,7 +48,7 @@ for name, words in {"flag": ["--heat", "4"], "set": ["--set", "warmth=5"], "conf
 found["grid"] = run("sweep", "--dry", "--grid", "heat=7,8", *tiny)
 from calgp import ConvGPClassifier
 from calgp.data import load
-from calgp.runs.jobs import key
+from calgp.search.jobs import key
 from calgp.run import train_command
 from calgp.runs import from_json
 images = load("digits", "test").balanced(20, 0)

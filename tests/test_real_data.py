@@ -4,7 +4,8 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
-from calgp.runs import RunFolder, TrainingData, from_json, train_run
+from calgp.runs import RunFolder, TrainingData, from_json
+from calgp.training import train_run
 from folders import evaluate
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]

@@ -19,7 +19,8 @@ from calgp.data import Images, load
 from calgp.gp.inference import DRAWS
 from calgp.methods import CnnMcd
 from calgp.nets import LeNet
-from calgp.runs import RunFolder, TrainingData, from_json, train_run
+from calgp.runs import RunFolder, TrainingData, from_json
+from calgp.training import train_run
 from folders import evaluate, predict_files
 
 TINY = {"backbone": "lenet", "backbone_options": {"channels": (4,), "hidden": (16,)}, "device": "cpu", "passes": 5}

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from calgp import cli, trackers
 from calgp.errors import CalgpError
-from calgp.runs import RunFolder, from_json, shipped_run, train_run
+from calgp.runs import RunFolder, from_json, shipped_run
+from calgp.training import train_run
 
 TINY = {
     "method": {"name": "cnn"}, "backbone": {"name": "lenet", "channels": [2, 2], "hidden": [4]},

@@ -25,7 +25,7 @@ from calgp import metrics
 from calgp.data import load
 from calgp.data.images import to_unit_interval
 from calgp.posthoc.calibration import Temperature
-from calgp.runs import UpgradedClassifier
+from calgp.upgraded import UpgradedClassifier
 
 Pair = tuple[Tensor, Tensor]
 GREY, COLOUR = "mnist", "cifar10"

@@ -24,7 +24,8 @@ from calgp.data import Images, load
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES
 from calgp.run import Run
-from calgp.runs import RunFolder, TrainingData, train_run
+from calgp.runs import RunFolder, TrainingData
+from calgp.training import train_run
 
 RESULTS, PAGE = Path("results/defaults"), Path("results/notes/defaults.md")
 DEFAULT = "cnn-gp-sorf"

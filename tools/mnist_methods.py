@@ -134,9 +134,10 @@ def costs() -> None:
     from calgp.data import load
     from calgp.gp import Bound
     from calgp.nets import Task
-    from calgp.runs import Run, RunFolder, TrainingData, fit, open_device, score
+    from calgp.runs import Run, RunFolder, TrainingData, open_device, score
     from calgp.runs.build import build
-    from calgp.runs.loop import make_optimiser
+    from calgp.training import fit
+    from calgp.training.loop import make_optimiser
 
     torch.set_num_threads(1)
     fabric, test = open_device("cpu"), load("mnist", "test").balanced(500, seed=0)

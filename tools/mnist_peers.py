@@ -27,10 +27,11 @@ from calgp.data import load
 from calgp.data.images import to_unit_interval
 from calgp.nets.lenet import LeNet
 from calgp.run import Run
-from calgp.runs import RunFolder, TrainingData, open_device, train_run
+from calgp.runs import RunFolder, TrainingData, open_device
 from calgp.runs.ensembles import ensemble
-from calgp.runs.jobs import Paths
+from calgp.search.jobs import Paths
 from calgp.search.tune import Budget, tune
+from calgp.training import train_run
 
 RATE = 0.002828  # found by results/tuning/tuned/mnist-lenet/cnn-cal.json
 COMMON = {"source": "mnist", "train_size": 10_000, "steps": 2000, "schedule": "one-cycle", "split_seed": 0}

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import calgp
 from calgp.data import load
 from calgp.data.images import to_unit_interval
-from calgp.runs import UpgradedClassifier
+from calgp.upgraded import UpgradedClassifier
 
 
 def plain_network() -> nn.Module:

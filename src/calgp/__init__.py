@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from calgp.methods import METHODS
     from calgp.methods.own_loop import gp_classifier
     from calgp.nets.wrap import wrap
-    from calgp.runs import Classifier, Run, load, train, upgrade
+    from calgp.runs import Classifier, Run, load
     from calgp.sklearn import ConvGPClassifier
+    from calgp.training import train
+    from calgp.upgraded import upgrade
 
 _ROOMS = {
     "calgp.errors": ("CalgpError",),
@@ -26,7 +28,9 @@ _ROOMS = {
     "calgp.methods": ("METHODS",),
     "calgp.methods.own_loop": ("gp_classifier",),
     "calgp.nets.wrap": ("wrap",),
-    "calgp.runs": ("Classifier", "Run", "load", "train", "upgrade"),
+    "calgp.runs": ("Classifier", "Run", "load"),
+    "calgp.training": ("train",),
+    "calgp.upgraded": ("upgrade",),
 }
 
 __all__ = [

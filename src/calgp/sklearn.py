@@ -23,8 +23,9 @@ from calgp.methods import Method
 from calgp.nets import Backbone
 from calgp.options import like, option, options_of
 from calgp.run import Run, default_name
-from calgp.runs import Classifier, Interrupted, RunFolder, Step, TrainingData, from_json, open_device, train_run
+from calgp.runs import Classifier, Interrupted, RunFolder, TrainingData, from_json, open_device
 from calgp.runs.training_data import default_holdout
+from calgp.training import Step, train_run
 
 BATCH = 100
 CHANNELS = (1, 3, 4)

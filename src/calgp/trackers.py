@@ -13,9 +13,10 @@ from typing import Any
 
 from calgp.errors import CalgpError
 from calgp.json_values import Json
-from calgp.runs import RunFolder, Step, to_json
+from calgp.runs import RunFolder, to_json
 from calgp.runs.description import flat
 from calgp.runs.results import LogRecord
+from calgp.training import Step
 
 EVERY = 100  # steps between two looks into the log
 ARTIFACTS = ("run.json", "log.jsonl", "calibration.json", "report.html", "scores-*.json")  # model: see `track`

@@ -15,9 +15,10 @@ import torch
 from lightning_fabric import Fabric
 
 from calgp.data import load
-from calgp.runs import Interrupted, Run, RunFolder, from_json, train_run
+from calgp.runs import Interrupted, Run, RunFolder, from_json
 from calgp.runs.card import FORMAT
 from calgp.runs.writing import LOCK
+from calgp.training import train_run
 
 HERE = Path(__file__).parent
 SOURCE = "eight digits"

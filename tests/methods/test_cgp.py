@@ -10,7 +10,7 @@ from calgp.errors import CalgpError
 from calgp.gp import Bound, Noise, RobustMax, Softmax, predict
 from calgp.methods import METHODS, Cgp
 from calgp.nets import BACKBONES, LeNet, Task
-from calgp.runs.loop import order
+from calgp.training.loop import order
 
 TASK, COLOUR = Task(1, 10, 9, 3), Task(3, 8, 8, 3)
 

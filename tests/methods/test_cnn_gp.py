@@ -12,7 +12,7 @@ from calgp.errors import CalgpError
 from calgp.gp import Bound, Masking, Noise, predict
 from calgp.methods import METHODS, CnnGp
 from calgp.nets import BACKBONES, LeNet, ResNet, Task
-from calgp.runs.loop import order
+from calgp.training.loop import order
 
 SMALL = LeNet(channels=(3, 2), hidden=(16,))
 DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)

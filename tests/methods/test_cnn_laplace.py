@@ -13,7 +13,8 @@ from calgp.gp import Bound, predict
 from calgp.methods import CnnLaplace
 from calgp.methods import laplace as laplace_module
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import Run, RunFolder, train_run
+from calgp.runs import Run, RunFolder
+from calgp.training import train_run
 
 SMALL = LeNet(channels=(3, 2), hidden=(16,))
 DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)

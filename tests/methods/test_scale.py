@@ -12,8 +12,9 @@ from calgp.data import load
 from calgp.gp import Noise, name_sites
 from calgp.methods import METHODS
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import RunFolder, from_json, train_run
+from calgp.runs import RunFolder, from_json
 from calgp.runs.description import from_folder
+from calgp.training import train_run
 
 TASK = Task(1, 28, 28, 10)
 TRAIN = load("digits", "train").balanced(200, 0)

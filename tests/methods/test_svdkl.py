@@ -16,7 +16,8 @@ from calgp.gp import Bound, Noise, predict
 from calgp.methods import Svdkl
 from calgp.methods.svdkl import GridProcesses, Squash
 from calgp.nets import LeNet, ResNet, Task
-from calgp.runs import Interrupted, Run, RunFolder, train_run
+from calgp.runs import Interrupted, Run, RunFolder
+from calgp.training import train_run
 
 SMALL = LeNet(channels=(3, 2), hidden=(16,))
 DEEP = ResNet(n=1, widths=(3, 4, 5), pad_to=8)

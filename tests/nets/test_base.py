@@ -11,7 +11,8 @@ from calgp.errors import CalgpError
 from calgp.gp import UNMASKED, Convolution, Masking, MeanField, Noise, name_sites
 from calgp.methods import METHODS
 from calgp.nets import Compact, LeNet, ResNet, Task
-from calgp.runs import Interrupted, Run, RunFolder, train_run
+from calgp.runs import Interrupted, Run, RunFolder
+from calgp.training import train_run
 
 NETS = {
     "lenet": LeNet(channels=(4, 6), hidden=(8,)),

@@ -62,7 +62,8 @@ def test_networks_take_images_of_any_size(backbone, shape):
 
 
 def test_a_method_without_a_network_refuses(tmp_path):
-    from calgp.runs import RunFolder, from_json, train_run
+    from calgp.runs import RunFolder, from_json
+    from calgp.training import train_run
 
     run = from_json({"method": "cgp", "normalise": "standard", "train_size": 100, "steps": 1})
     with pytest.raises(CalgpError, match="cgp has no network to normalise images for"):

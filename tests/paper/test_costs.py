@@ -12,7 +12,7 @@ from calgp.paper import Cell, known_costs, measured_costs, priced, rows_of, run_
 from calgp.paper.costs import Prediction, side_by_side
 from calgp.paper.scales import CIFAR10, CIFAR10_DEEP, SCALES
 from calgp.runs import Run
-from calgp.runs.jobs import Paths
+from calgp.search.jobs import Paths
 
 TASK = Task(1, 28, 28, 10)
 RUN = Run(

@@ -31,7 +31,7 @@ from calgp.paper.scales import (
 from calgp.paper.tables import comparable_number, described, numbers_table, published_for, table_of
 from calgp.run import train_command
 from calgp.runs import Run, from_json, to_json
-from calgp.runs.jobs import key
+from calgp.search.jobs import key
 
 PAIRS = [(scale, experiment) for scale in SCALES.values() for experiment in EXPERIMENTS.values()]
 IDS = [f"{scale.name}-{experiment.name}" for scale, experiment in PAIRS]

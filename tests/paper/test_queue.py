@@ -30,8 +30,8 @@ from calgp.paper.scales import (
     SVDKL,
 )
 from calgp.runs import RunFolder
-from calgp.runs.jobs import Paths
 from calgp.search.halving import Budget
+from calgp.search.jobs import Paths
 from calgp.search.tune import read_log
 
 SMOKE = SCALES["smoke"]

@@ -19,9 +19,12 @@ from calgp.paper import EXPERIMENTS, SCALES, Cell, jobs_of, rows_of, run_missing
 from calgp.paper.page import table_of, write_experiment
 from calgp.paper.scales import MNIST
 from calgp.run import train_command
-from calgp.runs import Classifier, Run, RunFolder, jobs, resumable, training
-from calgp.runs.engines import Processes
-from calgp.runs.jobs import Paths, Shift
+from calgp.runs import Classifier, Run, RunFolder
+from calgp.search import jobs
+from calgp.search.engines import Processes
+from calgp.search.jobs import Paths, Shift
+from calgp.training import resumable
+from calgp.training import run_training as training
 
 # nothing is left to the images, as in the paper's experiments: kept results are found by the run that was asked for
 FIXED = Run(METHODS["cnn-gp-sorf"], LeNet(), holdout=0.0, augment=(), crop=4, calibration=False, train_size=100)

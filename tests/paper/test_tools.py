@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from calgp import cli
 from calgp.paper import EXPERIMENTS, rows_of
 from calgp.paper.scales import MNIST, RF, SCALES
-from calgp.runs.jobs import Paths
+from calgp.search.jobs import Paths
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="tools/ is only in a checkout")

@@ -9,7 +9,8 @@ from lightning_fabric import Fabric
 
 from calgp.methods import METHODS
 from calgp.nets import LeNet
-from calgp.runs import Run, RunFolder, train_run
+from calgp.runs import Run, RunFolder
+from calgp.training import train_run
 from folders import evaluate
 
 

@@ -21,11 +21,11 @@ from calgp import cli
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import predict
-from calgp.runs import Classifier, RunFolder, ensemble, shipped_run, train_run
+from calgp.runs import Classifier, RunFolder, ensemble, shipped_run
 from calgp.runs import folder as folder_module
 from calgp.runs import reading as reading_module
-
-from .conftest import small
+from calgp.training import train_run
+from small_run import small
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # batches of other sizes: float32, added in another order
 

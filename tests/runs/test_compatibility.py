@@ -9,8 +9,9 @@ import torch
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import predict
-from calgp.runs import RunFolder, train_run
+from calgp.runs import RunFolder
 from calgp.runs.card import FORMAT
+from calgp.training import train_run
 from folders import metadata, predictions, tensors
 from golden import make, sampled_run
 

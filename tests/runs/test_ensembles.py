@@ -8,10 +8,10 @@ import torch
 from calgp.data import load
 from calgp.errors import CalgpError
 from calgp.gp import predict
-from calgp.runs import RunFolder, compare, ensemble, train_run
+from calgp.runs import RunFolder, compare, ensemble
+from calgp.training import train_run
 from folders import calibrate, evaluate, held_out, predict_files
-
-from .conftest import small
+from small_run import small
 
 
 @pytest.fixture(scope="module")

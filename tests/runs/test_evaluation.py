@@ -13,11 +13,11 @@ from calgp import metrics
 from calgp.data import Corruption, corrupted, from_dataset, load
 from calgp.errors import CalgpError
 from calgp.gp import predict
-from calgp.runs import RunFolder, TrainingData, score, train_run
+from calgp.runs import RunFolder, TrainingData, score
 from calgp.runs.evaluation import test_images as images_for  # a name that pytest does not collect
+from calgp.training import train_run
 from folders import calibrate, evaluate, predict_files, predictions
-
-from .conftest import small
+from small_run import small
 
 
 def test_scores_are_those_of_the_stored_predictions(trained):

@@ -14,11 +14,11 @@ from calgp.gp import predict
 from calgp.methods import METHODS, Cnn
 from calgp.nets import BACKBONES
 from calgp.posthoc.calibration import CALIBRATORS, Temperature
-from calgp.runs import Run, RunFolder, TrainingData, compare, train_run
+from calgp.runs import Run, RunFolder, TrainingData, compare
 from calgp.runs.record import to_json
+from calgp.training import train_run
 from folders import calibrate, evaluate, held_out, predict_files, predictions, tensors
-
-from .conftest import small
+from small_run import small
 
 
 @pytest.fixture

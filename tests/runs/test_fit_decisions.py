@@ -18,12 +18,12 @@ from calgp.posthoc.decisions import (
     risk_coverage,
     uncertainty,
 )
-from calgp.runs import RunFolder, ensemble, train_run
+from calgp.runs import RunFolder, ensemble
 from calgp.runs.evaluation import columns_of
 from calgp.runs.record import to_json
+from calgp.training import train_run
 from folders import active_decisions, calibrate, decide, evaluate, held_out, predict_files, predictions
-
-from .conftest import small
+from small_run import small
 
 WANTED = {"error": 0.4, "confidence": 0.8, "coverage": 0.8, "empty": True}
 

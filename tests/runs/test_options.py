@@ -13,15 +13,15 @@ from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, Noise
 from calgp.nets import Task, standardisers
-from calgp.runs import Interrupted, RunFolder, TrainingData, from_json, resumable, to_json, train_run
+from calgp.runs import Interrupted, RunFolder, TrainingData, from_json, to_json
 from calgp.runs.build import build
 from calgp.runs.description import from_folder
 from calgp.runs.evaluation import score
-from calgp.runs.jobs import key
 from calgp.runs.training_data import class_weights
+from calgp.search.jobs import key
+from calgp.training import resumable, train_run
 from folders import held_out, predict_files, tensors
-
-from .conftest import small
+from small_run import small
 
 TINY = {"backbone": {"name": "lenet", "channels": [2, 4], "hidden": [8]}, "size": 12, "train_size": 100}
 

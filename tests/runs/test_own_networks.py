@@ -15,7 +15,8 @@ from calgp.gp import predict
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES
 from calgp.nets.wrap import NETWORKS, Wrapped, wrap
-from calgp.runs import Interrupted, Run, RunFolder, from_json, to_json, train_run
+from calgp.runs import Interrupted, Run, RunFolder, from_json, to_json
+from calgp.training import train_run
 from folders import evaluate, tensors
 
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from calgp.errors import CalgpError
 from calgp.methods import METHODS
-from calgp.runs import RunFolder, open_device, train_run
+from calgp.runs import RunFolder, open_device
 from calgp.runs.ranks import gathered, on_first, share, together
+from calgp.training import train_run
 from forked import python
-
-from .conftest import small
+from small_run import small
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked")
 SCRIPT = Path(__file__).parents[1] / "ranks.py"

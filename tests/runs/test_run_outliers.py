@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from calgp import cli
 from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.runs import RunFolder, train_run
+from calgp.runs import RunFolder
 from calgp.runs import load as load_run
 from calgp.runs.description import from_json
 from calgp.runs.run_outliers import FILE, ONE_PASS, WIDTH, has_features, project, read_outliers
 from calgp.serve.model import ServedModel
+from calgp.training import train_run
 
 LETTERS, DIGITS = (load(name, "test").take(torch.arange(200)) for name in ("letters", "digits"))
 SMALL = {"source": "digits", "train_size": 1200, "steps": 150, "augment": ("none",)}

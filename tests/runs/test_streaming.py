@@ -12,12 +12,12 @@ from calgp.data import Corruption, load, shards
 from calgp.data.shards import write_shards
 from calgp.errors import CalgpError
 from calgp.report.gallery import galleries
-from calgp.runs import Interrupted, RunFolder, TrainingData, train_run
+from calgp.runs import Interrupted, RunFolder, TrainingData
 from calgp.runs.evaluation import test_images as images_of
 from calgp.runs.training_data import held_out_images
+from calgp.training import train_run
 from folders import calibrate, decide, evaluate, evaluate_unsaved, verify
-
-from .conftest import small
+from small_run import small
 
 OPTIONS = {"train_size": 150, "holdout": 0.25, "steps": 12, "normalise": "standard", "augment": ["crop"]}
 

@@ -16,13 +16,13 @@ import pytest
 
 from calgp.errors import CalgpError
 from calgp.paper import run_missing
-from calgp.runs import RunFolder, ensemble, train_run, writing
-from calgp.runs.jobs import Paths
+from calgp.runs import RunFolder, ensemble, writing
 from calgp.runs.results import NoteRecord, TrainRecord
 from calgp.runs.writing import PART, owned, remove_leftovers, wrap_os_errors, write_whole
+from calgp.search.jobs import Paths
+from calgp.training import train_run
 from folders import calibrate, evaluate, tensors
-
-from .conftest import small
+from small_run import small
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="flock and mount are POSIX")
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from calgp import cli
 from calgp.errors import CalgpError
 from calgp.runs import RunFolder
-from calgp.runs.engines import Processes, Ray
-from calgp.runs.jobs import Paths
+from calgp.search.engines import Processes, Ray
+from calgp.search.jobs import Paths
 from calgp.search.sweep import (
     Part,
     Sweep,
@@ -33,7 +33,7 @@ from calgp.search.sweep import (
     worded,
     write_sweep,
 )
-from runs.engine_work import Marking
+from search.engine_work import Marking
 
 TINY = {
     "backbone": {"name": "lenet", "channels": [2, 4], "hidden": [8]},

@@ -24,10 +24,9 @@ from calgp.methods.space import Axis
 from calgp.nets import LeNet
 from calgp.posthoc import calibration
 from calgp.runs import Run, RunFolder, TrainingData, from_json
-from calgp.runs.defaults import resolved
-from calgp.runs.engines import Processes
-from calgp.runs.jobs import Paths
+from calgp.search.engines import Processes
 from calgp.search.halving import Budget, Edge, Pilot, Search, best_of, draw, edges_of, successive_halving
+from calgp.search.jobs import Paths
 from calgp.search.tune import (
     TuningLog,
     cross_fitted,
@@ -40,6 +39,7 @@ from calgp.search.tune import (
     write_log,
 )
 from calgp.search.tune_methods import TuningTask, pilots_within, share_done, tasks_of, tune_methods
+from calgp.training.defaults import resolved
 
 every_method = pytest.mark.parametrize("name", METHODS)
 RATE = {"learning_rate": Axis((1e-3, 2e-3, 4e-3), ratio=2.0)}

@@ -8,8 +8,9 @@ import torch
 from lightning_fabric import Fabric
 from starlette.testclient import TestClient
 
-from calgp.runs import Classifier, RunFolder, from_json, train_run
+from calgp.runs import Classifier, RunFolder, from_json
 from calgp.serve import create_app
+from calgp.training import train_run
 
 from .conftest import RAW, png
 

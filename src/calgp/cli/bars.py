@@ -16,10 +16,10 @@ from rich.progress import (
 )
 
 from calgp.cli.terminal import PlainColumn, Terminal
-from calgp.runs.loop import Step
+from calgp.training.loop import Step
 
 if TYPE_CHECKING:
-    from calgp.runs.jobs import Progress as Done
+    from calgp.search.jobs import Progress as Done
 
 PROGRESS = Terminal(stderr=True)
 

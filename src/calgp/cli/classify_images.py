@@ -8,12 +8,12 @@ from torch import Tensor
 
 from calgp.data.decode import read_image
 from calgp.embeddings import GPClassifier
+from calgp.embeddings.cache import MadeBy
 from calgp.embeddings.run import MODEL
 from calgp.errors import CalgpError
 from calgp.gp import Passes
 from calgp.nets.pretrained import FeatureExtractor, find_network
 from calgp.runs import Prediction
-from calgp.runs.embedding_cache import MadeBy
 from calgp.runs.inputs import image_files
 from calgp.runs.reading import read_header, wrap_read_errors
 from calgp.runs.record import parse

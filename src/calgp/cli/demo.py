@@ -56,7 +56,7 @@ def demo(
     """
     import shutil
 
-    from calgp import runs
+    from calgp import runs, training
     from calgp.cli import bars
     from calgp.report import write_report
 
@@ -67,7 +67,7 @@ def demo(
         if (target.path / "run.json").is_file():  # an earlier demo's
             shutil.rmtree(target.path)
         with bars.training_bar(f"Training {name} on 5,000 digits") as watch:
-            classifier = runs.train_run(demo_run(method, seed=seed), target, fabric, watch=watch)
+            classifier = training.train_run(demo_run(method, seed=seed), target, fabric, watch=watch)
         with bars.bar("Predicting 8,000 test digits") as advance:
             classifier.evaluate(passes=1, watch=advance)
         with bars.bar("Predicting 1,000 letters") as advance:
@@ -108,7 +108,7 @@ class Result:
     @staticmethod
     def of(name: str, folder: RunFolder) -> Result:
         """What the evaluations of a folder say."""
-        from calgp.runs.image_scores import image_scores
+        from calgp.search.image_scores import image_scores
 
         digits, letters = folder.evaluation("digits-large"), folder.evaluation("letters")
         own, other = (found and image_scores(folder, found) for found in (digits, letters))

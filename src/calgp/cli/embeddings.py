@@ -21,8 +21,8 @@ from calgp.errors import path_error
 if TYPE_CHECKING:
     from calgp.cli.fit_embeddings import FitResult
     from calgp.data.original import OriginalImages
+    from calgp.embeddings.embed import EmbedOptions
     from calgp.nets.pretrained import FeatureExtractor
-    from calgp.runs.embed import EmbedOptions
 
 NetworkOption = Annotated[
     str, typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
@@ -68,8 +68,8 @@ def embed(
     Example: calgp embed --network timm:resnet18 --source folder:photos --out embeddings
     """
     from calgp.data.original import open_original
+    from calgp.embeddings.embed import EmbedOptions
     from calgp.nets.pretrained import find_network
-    from calgp.runs.embed import EmbedOptions
 
     options = EmbedOptions(batch_size, rows_per_shard, workers)
     fabric = open_fabric(device, "32-true", threads)
@@ -87,7 +87,7 @@ def _embed(
 ) -> None:  # fmt: skip
     """Run the network, with a bar, over what the folder does not have yet."""
     from calgp.cli import bars
-    from calgp.runs.embed import embed as run_network
+    from calgp.embeddings.embed import embed as run_network
 
     with bars.bar(f"{extractor.name} over {len(images):,} images of {source}") as advance:
         done = run_network(extractor, images, folder, source=source, split=split, options=options, watch=advance)
@@ -181,8 +181,8 @@ def _embedded(
 ) -> Path:
     """The folder of a source's embeddings, made now as far as it is not there."""
     from calgp.data.original import open_original
+    from calgp.embeddings.embed import EmbedOptions, cache_name
     from calgp.nets.pretrained import find_network
-    from calgp.runs.embed import EmbedOptions, cache_name
 
     extractor = find_network(network, weights)
     images = open_original(source, colour=extractor.preprocessing.colour, directory=data)
@@ -194,9 +194,9 @@ def _embedded(
 def _fit_folder(path: Path, embeddings: Path, test: Path | None, *, holdout: float, seed: int) -> None:
     """Fit, evaluate and report, and say what was done."""
     from calgp.cli import tables
+    from calgp.embeddings.cache import read_manifest
     from calgp.embeddings.run import fit_folder
     from calgp.report.words import THIN, summary
-    from calgp.runs.embedding_cache import read_manifest
 
     made_by = read_manifest(embeddings).made_by if embeddings.is_dir() else None
     run = fit_folder(path, embeddings, test, holdout=holdout, seed=seed, made_by=made_by)

@@ -11,9 +11,9 @@ import torch
 from calgp import metrics
 from calgp.data.images import stratified
 from calgp.embeddings import GPClassifier, load_embeddings
+from calgp.embeddings.cache import MadeBy, read_manifest
 from calgp.errors import CalgpError
 from calgp.metrics import Scores
-from calgp.runs.embedding_cache import MadeBy, read_manifest
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 LEFT_OUT = 0.2

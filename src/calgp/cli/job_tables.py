@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # matplotlib with it, which most commands do not need
     from calgp.paper import Experiment
     from calgp.paper.verdicts import Verdict
     from calgp.runs import RunFolder
-    from calgp.runs.jobs import Job
+    from calgp.search.jobs import Job
     from calgp.search.sweep import Sweep, SweepResult
 
 

@@ -21,8 +21,8 @@ from calgp.errors import CalgpError
 
 if TYPE_CHECKING:
     from calgp.paper import Cell, Experiment, Scale
-    from calgp.runs.engines import Engine
-    from calgp.runs.jobs import Paths
+    from calgp.search.engines import Engine
+    from calgp.search.jobs import Paths
 
 
 NameArgument = Annotated[
@@ -65,8 +65,8 @@ def reproduce(
     """
     from calgp import paper
     from calgp.cli import job_tables
-    from calgp.runs.engines import find_engine
-    from calgp.runs.jobs import Paths
+    from calgp.search.engines import find_engine
+    from calgp.search.jobs import Paths
 
     if listed or name is None:
         return out.print(job_tables.experiment_table(paper.EXPERIMENTS.values()))

@@ -89,9 +89,9 @@ def sweep(
     Example: calgp sweep --method cnn-gp-sorf --epochs 3 --grid method.keep=0.5,0.9 --grid lr=1e-3,3e-3 --seeds 0,1,2
     """
     from calgp.cli import bars, job_tables
-    from calgp.runs.engines import find_engine
-    from calgp.runs.jobs import Paths
     from calgp.search import sweep as sweeping
+    from calgp.search.engines import find_engine
+    from calgp.search.jobs import Paths
 
     given: dict[str, Json] = {
         "random": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,

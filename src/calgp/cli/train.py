@@ -24,7 +24,8 @@ from calgp.errors import CalgpError, path_error
 from calgp.json_values import Json
 
 if TYPE_CHECKING:
-    from calgp.runs import Classifier, Run, RunFolder, Step, TrainingData
+    from calgp.runs import Classifier, Run, RunFolder, TrainingData
+    from calgp.training import Step
 
 
 TrainNetworkOption = Annotated[
@@ -94,8 +95,8 @@ def train(
     _check_resume({**options, **({} if network is None else {"network": network})}, folder, resume)
     if weights is not None and network is None:
         raise CalgpError("Invalid --weights without --network: they are of a pretrained network.")
-    from calgp import runs
-    from calgp.runs.training import described_run
+    from calgp import runs, training
+    from calgp.training.run_training import described_run
 
     if resume:
         run, begun_in = _begun(resume)
@@ -105,15 +106,15 @@ def train(
     _check_saving(checkpoint_seconds, go_on=go_on, somewhere=bool(folder or resume))
     require_positive("devices", devices)
     fabric = open_fabric(device, precision or begun_in or "32-true", threads, devices)
-    target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: runs.new_folder(run).path))
+    target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: training.new_folder(run).path))
     go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
     images = runs.together(fabric, lambda: runs.TrainingData.of(run, data, workers=workers))
-    resolved = runs.resolved(run, images)
+    resolved = training.resolved(run, images)
     goes_on, done = runs.on_first(fabric, lambda: _goes_on(resolved, target) if go_on else (resume is not None, False))
     if done:
         return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
     with _watched(resolved, images, target, tensorboard, resume=goes_on) as watch:
-        trained = runs.train_run(
+        trained = training.train_run(
             resolved, target, fabric, data=images, resume=goes_on, checkpoint_seconds=checkpoint_seconds,
             accumulate=accumulate, watch=watch,
         )  # fmt: skip

@@ -71,8 +71,8 @@ def tune(
     Example: calgp tune mnist --methods cnn-gp-sorf,cnn-mcd --train-size 10000 --schedule one-cycle --jobs 2
     """
     from calgp.cli import bars
-    from calgp.runs.engines import find_engine
     from calgp.runs.folder import slug
+    from calgp.search.engines import find_engine
     from calgp.search.halving import Budget
     from calgp.search.tune_methods import tasks_of, tune_methods
 

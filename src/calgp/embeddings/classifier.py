@@ -25,7 +25,7 @@ from calgp.options import option
 from calgp.posthoc.outliers import Combined, OutlierScore, find, from_state
 
 if TYPE_CHECKING:
-    from calgp.runs.embedding_cache import MadeBy
+    from calgp.embeddings.cache import MadeBy
     from calgp.runs.export import Exported
 
 FORMAT = "calgp-gp-classifier-2"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from calgp.data import Images
 from calgp.data.images import LARGEST, stratified, to_unit_interval
+from calgp.embeddings.cache import MadeBy, load_embeddings
 from calgp.embeddings.classifier import GPClassifier
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Passes, Predictive
@@ -23,7 +24,6 @@ from calgp.nets import Task, Wrapped
 from calgp.run import Run
 from calgp.runs.card import Card, Vectors
 from calgp.runs.classifier import Classifier
-from calgp.runs.embedding_cache import MadeBy, load_embeddings
 from calgp.runs.environment import environment
 from calgp.runs.export import Exported, Target
 from calgp.runs.folder import RunFolder

@@ -1,6 +1,6 @@
 """The paper as data: its experiments, their scales, the published numbers; run, judged and shown.
 
-It may use every room below; how many runs are made at a time, and where, is `runs.jobs` and `runs.engines`.
+It may use every room below; how many runs are made at a time, and where, is `search.jobs` and `search.engines`.
 """
 
 from .costs import known_costs, measured_costs, priced

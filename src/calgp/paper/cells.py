@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from calgp.data.corruptions import CORRUPTIONS
 from calgp.json_values import Json
 from calgp.runs import Run
-from calgp.runs.jobs import Shift
+from calgp.search.jobs import Shift
 
 from .published import LEARNED
 from .rows import Cell

@@ -17,9 +17,9 @@ from calgp.nets import Task
 from calgp.runs import Run, identity
 from calgp.runs.build import build
 from calgp.runs.environment import environment
-from calgp.runs.jobs import Paths
 from calgp.runs.reading import read_json
 from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.search.jobs import Paths
 
 from .rows import Row
 

@@ -12,9 +12,9 @@ from calgp.report.experiment import experiment_page
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.run import train_command
 from calgp.runs.environment import environment
-from calgp.runs.jobs import key
 from calgp.runs.results import Histogram, Reliability
 from calgp.runs.writing import remove_leftovers, wrap_os_errors, write_whole
+from calgp.search.jobs import key
 
 from .experiments import Experiment
 from .rows import PAPER, Cell, Row

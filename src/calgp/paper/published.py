@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from calgp.runs.duration import IMAGES
+from calgp.search.duration import IMAGES
 
 from .rows import PAPER
 from .scales import (

@@ -14,12 +14,12 @@ from pathlib import Path
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder
-from calgp.runs.duration import count_of_training_images, seconds
-from calgp.runs.engines import FAILURES, Engine, RunningTask, SerialEngine
 from calgp.runs.folder import slug
-from calgp.runs.jobs import Job, Paths, Progress, finished_results, first_done, key, perform, share_done
 from calgp.runs.writing import Busy, owned
+from calgp.search.duration import count_of_training_images, seconds
+from calgp.search.engines import FAILURES, Engine, RunningTask, SerialEngine
 from calgp.search.halving import Budget
+from calgp.search.jobs import Job, Paths, Progress, finished_results, first_done, key, perform, share_done
 from calgp.search.tune import HOLDOUT, read_log, tune, write_log
 
 from .cells import GPDNN_PRIOR

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 
 from calgp.runs import RunFolder
-from calgp.runs.engines import Engine, SerialEngine
-from calgp.runs.image_scores import image_scores_name
-from calgp.runs.jobs import Job, Paths, Progress, done_folder, finished_results, first_done, keep, key, run_jobs
 from calgp.runs.writing import owned
+from calgp.search.engines import Engine, SerialEngine
+from calgp.search.image_scores import image_scores_name
+from calgp.search.jobs import Job, Paths, Progress, done_folder, finished_results, first_done, keep, key, run_jobs
 
 from .rows import Cell, Row, row_of
 

@@ -13,8 +13,8 @@ from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.metrics import Outcomes
 from calgp.runs import Card, Evaluation, Run, RunFolder
-from calgp.runs.image_scores import ImageScores, image_scores
-from calgp.runs.jobs import Shift, evaluated_name, evaluation
+from calgp.search.image_scores import ImageScores, image_scores
+from calgp.search.jobs import Shift, evaluated_name, evaluation
 
 from .intervals import Estimate, Z, estimate, seed_error
 

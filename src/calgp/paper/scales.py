@@ -9,7 +9,7 @@ from calgp.json_values import Json
 from calgp.methods import METHODS, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
 from calgp.runs import Run
-from calgp.runs.duration import IMAGES
+from calgp.search.duration import IMAGES
 from calgp.search.halving import Budget
 
 # data and network, in the paper's words

@@ -7,8 +7,8 @@ from calgp.json_values import Json
 from calgp.report.experiment import Judged, Table, Tally
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
-from calgp.runs.duration import count_of_training_images
-from calgp.runs.jobs import passes
+from calgp.search.duration import count_of_training_images
+from calgp.search.jobs import passes
 
 from .experiments import Experiment
 from .published import Published

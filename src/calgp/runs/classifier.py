@@ -92,7 +92,7 @@ class Classifier:
         """
         card = folder.card()
         if card.upgraded is not None:
-            from calgp.runs.upgraded_run import UpgradedRun  # it is a Classifier
+            from calgp.upgraded.run import UpgradedRun  # it is a Classifier
 
             return UpgradedRun.read(folder, card, decided=decided, fabric=fabric)
         if card.vectors is not None:

@@ -18,9 +18,9 @@ from calgp.report.sweep import sweep_page
 from calgp.run import SEED, Run, assign, train_command
 from calgp.runs import RunFolder, from_json
 from calgp.runs.comparison import METRICS, average
-from calgp.runs.engines import Engine, SerialEngine
-from calgp.runs.jobs import Job, Paths, Progress, done_folder, evaluation, held_out_name, run_jobs
 from calgp.runs.writing import owned, remove_leftovers, wrap_os_errors, write_whole
+from calgp.search.engines import Engine, SerialEngine
+from calgp.search.jobs import Job, Paths, Progress, done_folder, evaluation, held_out_name, run_jobs
 
 KINDS = ("uniform", "loguniform", "integer")
 LARGEST = 100_000  # runs: more is a mistake in a grid

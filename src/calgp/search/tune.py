@@ -21,9 +21,9 @@ from calgp.runs import Run, RunFolder
 from calgp.runs.description import from_folder, to_json
 from calgp.runs.fit_calibrator import cross_fitted
 from calgp.runs.folder import Card
-from calgp.runs.jobs import Job, Paths, done_folder, evaluation, held_out_name, perform
 from calgp.runs.reading import read_json
 from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.search.jobs import Job, Paths, done_folder, evaluation, held_out_name, perform
 
 from .halving import Attempt, Budget, Edge, Options, Pilot, Search, best_of, edges_of, successive_halving
 

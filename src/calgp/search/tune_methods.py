@@ -8,10 +8,10 @@ from pathlib import Path
 
 from calgp.errors import CalgpError
 from calgp.run import Run, train_command
-from calgp.runs.engines import Engine, RunningTask, SerialEngine
-from calgp.runs.jobs import Paths, Progress, done_folder
 from calgp.runs.training_data import TrainingData
 from calgp.runs.writing import owned
+from calgp.search.engines import Engine, RunningTask, SerialEngine
+from calgp.search.jobs import Paths, Progress, done_folder
 
 from .halving import Budget, Options, Pilot
 from .sweep import worded

@@ -5,10 +5,11 @@ from torch import nn
 
 from calgp.errors import CalgpError
 from calgp.nets import BACKBONES
-from calgp.runs import RunFolder, train_run
+from calgp.runs import RunFolder
 from calgp.runs.description import from_json
 from calgp.runs.failures import Interrupted
-from calgp.runs.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, TURN, Muon, orthogonalised
+from calgp.training import train_run
+from calgp.training.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, TURN, Muon, orthogonalised
 
 G = torch.Generator().manual_seed(0)
 

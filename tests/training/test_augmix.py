@@ -4,8 +4,8 @@ import torch
 from PIL import Image, ImageOps
 
 from calgp.data import load
-from calgp.runs.augmentation import augmented
-from calgp.runs.augmix import CHAINS, DEPTH, OPERATIONS, augmix, change
+from calgp.training.augmentation import augmented
+from calgp.training.augmix import CHAINS, DEPTH, OPERATIONS, augmix, change
 
 X = load("digits", "test").pixels(slice(0, 6)).expand(-1, 3, -1, -1) * torch.tensor([1, 0.6, 0.3])[:, None, None] + 0.05
 X = (255 * X.clamp(0, 1)).round() / 255  # colours that Pillow can hold
@@ -90,7 +90,7 @@ def test_images_are_mixed_in_the_published_proportions(monkeypatch):
         made.append(operation)
         return torch.where((operation < len(OPERATIONS) // 2)[:, None, None, None], torch.ones_like(x), x)
 
-    monkeypatch.setattr("calgp.runs.augmix.change", white)
+    monkeypatch.setattr("calgp.training.augmix.change", white)
     n = 20_000
     mixed = augmix(torch.zeros(n, 1, 1, 1), seed=0, step=0, rows=torch.arange(n)).flatten()
     depth = torch.stack(made).view(CHAINS, DEPTH, n).lt(len(OPERATIONS)).sum(1)  # changes of each chain

@@ -3,9 +3,9 @@
 import pytest
 
 from calgp.errors import CalgpError
-from calgp.runs import engines
-from calgp.runs.engines import Processes, Ray, SerialEngine, find_engine
-from runs.engine_work import Errand, work
+from calgp.search import engines
+from calgp.search.engines import Processes, Ray, SerialEngine, find_engine
+from search.engine_work import Errand, work
 
 
 def done_by(engine, tasks):

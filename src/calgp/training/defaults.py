@@ -13,12 +13,12 @@ from calgp.data import Images
 from calgp.gp import Bound
 from calgp.nets import Task, program_features
 from calgp.run import Run
-from calgp.runs.augmentation import mirror_is_harmless
 from calgp.runs.build import build
 from calgp.runs.folder import RunFolder
-from calgp.runs.loop import fit, make_optimiser
 from calgp.runs.ranks import on_first
 from calgp.runs.training_data import TrainingData, class_weights
+from calgp.training.augmentation import mirror_is_harmless
+from calgp.training.loop import fit, make_optimiser
 
 CROPPED = 16  # pixels: smaller images are not moved by default
 FLIPPED = 32  # pixels: of smaller images, and of grey ones, a mirror is not asked

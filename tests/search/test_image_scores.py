@@ -12,7 +12,7 @@ from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.metrics import Outcomes
 from calgp.runs import RunFolder
-from calgp.runs.image_scores import MOST_BYTES, ImageScores, image_scores, image_scores_name, packed
+from calgp.search.image_scores import MOST_BYTES, ImageScores, image_scores, image_scores_name, packed
 
 N = 10_000
 

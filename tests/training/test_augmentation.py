@@ -5,7 +5,7 @@ import torch
 import calgp
 from calgp.data import Images, load
 from calgp.gp import Bound, Noise
-from calgp.runs.augmentation import augmented, mirror_is_harmless, mixed_up
+from calgp.training.augmentation import augmented, mirror_is_harmless, mixed_up
 
 ROWS = torch.tensor([7, 0, 123_456, 3])
 X = torch.arange(4 * 3 * 5 * 6).reshape(4, 3, 5, 6).float() + 1  # no pixel is black

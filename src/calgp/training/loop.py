@@ -17,10 +17,10 @@ from calgp.data.order import UNIFORM, Order
 from calgp.gp import Bound, Model, Noise, NumericalError
 from calgp.nets import program_features
 from calgp.run import Run
-from calgp.runs.augmentation import augmented, mixed_up
 from calgp.runs.failures import PATIENCE, BufferSnapshot, non_finite
-from calgp.runs.muon import Muon
 from calgp.runs.ranks import gathered, share, summed, wrap_rank_errors
+from calgp.training.augmentation import augmented, mixed_up
+from calgp.training.muon import Muon
 
 ROWS_SHOWN = 8
 

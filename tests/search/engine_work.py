@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from calgp.errors import CalgpError
-from calgp.runs.engines import Engine
+from calgp.search.engines import Engine
 
 
 @dataclass(frozen=True)

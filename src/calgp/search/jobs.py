@@ -16,17 +16,17 @@ from calgp.errors import CalgpError
 from calgp.run import Run
 from calgp.runs.classifier import Classifier
 from calgp.runs.description import identity
-from calgp.runs.duration import count_of_test_images, count_of_training_images, seconds
-from calgp.runs.engines import Engine, RunningTask, SerialEngine
 from calgp.runs.evaluation import test_images
 from calgp.runs.folder import RunFolder
-from calgp.runs.image_scores import image_scores, image_scores_name, packed
-from calgp.runs.loop import Step
 from calgp.runs.reading import read_json
 from calgp.runs.results import Evaluation
-from calgp.runs.training import train_run
 from calgp.runs.training_data import held_out_images
 from calgp.runs.writing import remove_leftovers, wrap_os_errors, write_whole
+from calgp.search.duration import count_of_test_images, count_of_training_images, seconds
+from calgp.search.engines import Engine, RunningTask, SerialEngine
+from calgp.search.image_scores import image_scores, image_scores_name, packed
+from calgp.training.loop import Step
+from calgp.training.run_training import train_run
 
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
 

@@ -25,7 +25,7 @@ from calgp.errors import CalgpError
 from calgp.nets import program_features
 from calgp.nets.pretrained_backbone import PROGRAMS
 from calgp.runs import RunFolder
-from calgp.runs.loop import make_optimiser
+from calgp.training.loop import make_optimiser
 
 NETWORK = """
 import torch

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from calgp.posthoc.outliers import OutlierScore
 from calgp.runs.export import OUTPUTS, PROGRAM, SUFFIXES, Exported, Target, _probes, described, outputs_of, verified
 from calgp.runs.record import to_json
-from calgp.runs.upgraded import Kept, UpgradedClassifier
 from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.upgraded.classifier import Kept, UpgradedClassifier
 
 if TYPE_CHECKING:
-    from calgp.runs.upgraded_run import UpgradedRun
+    from calgp.upgraded.run import UpgradedRun
 
 
 class DeployableUpgrade(nn.Module):

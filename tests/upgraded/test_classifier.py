@@ -15,7 +15,7 @@ from calgp import CalgpError
 from calgp.data import load
 from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import UncertaintyScaling, log_odds_variance
-from calgp.runs import UpgradedClassifier
+from calgp.upgraded import UpgradedClassifier
 
 CLASSES = 3
 

@@ -24,12 +24,12 @@ from calgp.posthoc.outliers import OutlierScore, Threshold, Variance
 from calgp.runs.decision_metrics import add_outcomes, decide_by, decision_metrics
 from calgp.runs.evaluation import columns_of
 from calgp.runs.folder import in_order
-from calgp.runs.labelled_data import BATCH, Data, batches_of, collected
 from calgp.runs.prediction import Prediction
 from calgp.runs.reading import digest, read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import Count, Text, Whole, parse, to_json
 from calgp.runs.results import DecisionMetrics, FittedDecisions
 from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.upgraded.labelled_data import BATCH, Data, batches_of, collected
 
 Kept: TypeAlias = dict[tuple[int, int], Tensor]
 NUMBERS = 2**24  # of covariances that are there at a time
@@ -166,7 +166,7 @@ class UpgradedClassifier:
             source: the images that it was trained for, such as folder:photos; `calgp evaluate` tests on these.
         """
         if Path(path).suffix != ".safetensors":
-            from calgp.runs.upgraded_run import write_folder  # it needs this class
+            from calgp.upgraded.run import write_folder  # it needs this class
 
             return write_folder(self, Path(path), source=source, mean=mean, std=std)
         if (source, mean, std) != (None, None, None):

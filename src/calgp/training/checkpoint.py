@@ -16,7 +16,7 @@ from calgp.runs.card import Card
 from calgp.runs.folder import CHECKPOINT, RunFolder
 from calgp.runs.record import to_json
 from calgp.runs.results import Checkpoint
-from calgp.runs.stopping import EarlyStopping
+from calgp.training.stopping import EarlyStopping
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,19 @@ from calgp.run import Run, default_name
 from calgp.runs.build import build
 from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier
-from calgp.runs.defaults import resolved, with_steps
 from calgp.runs.description import flat, from_json, to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
-from calgp.runs.fine_tune import fine_tuning_run
 from calgp.runs.fit_calibrator import fit_calibrator, fit_temperature_if_better
 from calgp.runs.folder import CHECKPOINT, RunFolder, slug
-from calgp.runs.loop import Step
 from calgp.runs.ranks import check_same, on_first, owned, together, wrap_lost_ranks
 from calgp.runs.results import Calibration, NoteRecord
-from calgp.runs.resumable import ResumableTraining, explain_numbers
 from calgp.runs.run_outliers import RunOutliers, fit_outliers, write_outliers
 from calgp.runs.training_data import TrainingData
+from calgp.training.defaults import resolved, with_steps
+from calgp.training.fine_tune import fine_tuning_run
+from calgp.training.loop import Step
+from calgp.training.resumable import ResumableTraining, explain_numbers
 
 CHECKPOINT_SECONDS = 60.0  # between checkpoints, unless given
 

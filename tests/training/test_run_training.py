@@ -14,12 +14,12 @@ from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.gp import Bound, NumericalError
 from calgp.nets import Task
-from calgp.runs import Interrupted, RunFolder, TrainingData, cautions, fit, from_json, train_run
+from calgp.runs import Interrupted, RunFolder, TrainingData, cautions, from_json
 from calgp.runs.build import build
-from calgp.runs.loop import make_optimiser, order
+from calgp.training import fit, train_run
+from calgp.training.loop import make_optimiser, order
 from folders import metadata, tensors
-
-from .conftest import small
+from small_run import small
 
 
 def test_an_epoch_sees_every_image_once_and_each_epoch_another_order():

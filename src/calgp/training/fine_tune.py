@@ -18,8 +18,8 @@ from calgp.nets.pretrained import find_network
 from calgp.nets.pretrained_backbone import ProgramFeatures
 from calgp.run import Run, default_name
 from calgp.runs.description import from_json
-from calgp.runs.loop import Step, order, training_noise
 from calgp.runs.training_data import class_weights
+from calgp.training.loop import Step, order, training_noise
 
 EPOCHS, BATCH = 5, 50  # of a run that names no budget; images in a step
 HEAD_BATCH, HEAD_STEPS = 100, (300, 3000)  # of the first stage: images in a step; fewest and most steps

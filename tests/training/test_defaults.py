@@ -14,10 +14,11 @@ from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Compact, LeNet
 from calgp.posthoc.calibration import Temperature
-from calgp.runs import Interrupted, Run, RunFolder, TrainingData, from_json, resolved, train_run
-from calgp.runs import defaults as defaults_module
+from calgp.runs import Interrupted, Run, RunFolder, TrainingData, from_json
 from calgp.runs.fit_calibrator import cross_fitted
 from calgp.runs.results import NoteRecord
+from calgp.training import defaults as defaults_module
+from calgp.training import resolved, train_run
 
 DIGITS = load("digits", "train")
 TINY = {"backbone": {"name": "lenet", "channels": [4, 8], "hidden": [16]}, "batch_size": 50, "learning_rate": 5e-3}

@@ -29,7 +29,7 @@ from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.reading import read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
-from calgp.runs.upgraded import Upgrade, UpgradedClassifier
+from calgp.upgraded.classifier import Upgrade, UpgradedClassifier
 
 MODEL = "model.safetensors"
 UNKNOWN = "unknown"
@@ -146,7 +146,7 @@ class UpgradedRun(Classifier):
         return super().decide(held_out=held_out, **options)
 
     def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
-        from calgp.runs.export_upgraded import export_upgraded
+        from calgp.upgraded.export import export_upgraded
 
         return export_upgraded(self, path, to=to)
 

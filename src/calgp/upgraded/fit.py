@@ -23,9 +23,9 @@ from calgp.posthoc.last_layer import (
 )
 from calgp.posthoc.outliers import Combined, Entropy, MaximumProbability, Threshold
 from calgp.runs.evaluation import columns_of
-from calgp.runs.labelled_data import Collected, Data, collected
 from calgp.runs.results import FittedDecisions
-from calgp.runs.upgraded import Upgrade, UpgradedClassifier, parts
+from calgp.upgraded.classifier import Upgrade, UpgradedClassifier, parts
+from calgp.upgraded.labelled_data import Collected, Data, collected
 
 
 def upgrade(

@@ -18,7 +18,7 @@ from calgp.data import load
 from calgp.nets.last_layer import LastLayer
 from calgp.nets.program import Program, describe
 from calgp.runs import RunFolder
-from calgp.runs.upgraded_run import UpgradedRun
+from calgp.upgraded.run import UpgradedRun
 from folders import exported
 
 MEAN, STD = [0.1], [0.3]

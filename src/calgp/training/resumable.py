@@ -16,18 +16,18 @@ from calgp.nets import Task, program_features, standardisers
 from calgp.run import Run
 from calgp.runs.build import build
 from calgp.runs.card import Card
-from calgp.runs.checkpoint import LastGoodState, LoadedCheckpoint, Progress, save_checkpoint
-from calgp.runs.defaults import task_of
 from calgp.runs.environment import Environment, environment, training_arithmetic
 from calgp.runs.evaluation import score
 from calgp.runs.failures import Interrupted, interruptible, require_finite
-from calgp.runs.fine_tune import train_head
 from calgp.runs.folder import CHECKPOINT, RunFolder
-from calgp.runs.loop import Step, fit, make_optimiser
 from calgp.runs.ranks import on_first, same_buffers, summed
 from calgp.runs.results import HoldoutRecord, NoteRecord, TrainRecord
-from calgp.runs.stopping import EarlyStopping
 from calgp.runs.training_data import TrainingData, class_weights
+from calgp.training.checkpoint import LastGoodState, LoadedCheckpoint, Progress, save_checkpoint
+from calgp.training.defaults import task_of
+from calgp.training.fine_tune import train_head
+from calgp.training.loop import Step, fit, make_optimiser
+from calgp.training.stopping import EarlyStopping
 
 LOG_STEPS = 20
 

@@ -10,10 +10,7 @@ from torch import Tensor
 
 from calgp.data.original import OriginalImages
 from calgp.data.prefetch import prefetch, worker_count
-from calgp.errors import CalgpError
-from calgp.nets.preprocessing import Preprocessing
-from calgp.nets.pretrained import FeatureExtractor
-from calgp.runs.embedding_cache import (
+from calgp.embeddings.cache import (
     FORMAT,
     MANIFEST,
     MadeBy,
@@ -23,6 +20,9 @@ from calgp.runs.embedding_cache import (
     write_manifest,
     write_shard,
 )
+from calgp.errors import CalgpError
+from calgp.nets.preprocessing import Preprocessing
+from calgp.nets.pretrained import FeatureExtractor
 from calgp.runs.folder import slug
 from calgp.runs.reading import is_file
 from calgp.runs.writing import LOCK, owned, wrap_os_errors

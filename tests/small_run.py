@@ -1,9 +1,10 @@
-"""A small run, trained once for all tests of this room."""
+"""A small run, and one that is trained once for all tests."""
 
 import pytest
 from lightning_fabric import Fabric
 
-from calgp.runs import Run, RunFolder, from_json, train_run
+from calgp.runs import Run, RunFolder, from_json
+from calgp.training import train_run
 from folders import evaluate
 
 SMALL = {

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from calgp.data import Images
 from calgp.gp import MixedLabels, Noise
 from calgp.gp.noise import site_key
-from calgp.runs.augmix import augmix
+from calgp.training.augmix import augmix
 
 _SITE = site_key("augmentation")
 CUT_OUT = 3 / 8  # of the side
