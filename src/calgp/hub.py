@@ -91,6 +91,9 @@ def pull(repo: str, target: str | Path | None = None, *, revision: str | None = 
 def _client() -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils  # not all its versions bring these by themselves
     except ImportError:
         raise CalgpError("The client of the Hugging Face Hub is not here: pip install 'calgp[hub]'.") from None
     return huggingface_hub
