@@ -44,7 +44,7 @@ class HubServer(ThreadingHTTPServer):
 
     def commit(self, repo: str, branch: str, added: dict[str, bytes]) -> str:
         before = self.files(repo, branch)
-        name = hashlib.sha1(repr((before.name, sorted(added.items()))).encode()).hexdigest()  # noqa: S324
+        name = hashlib.sha1(repr((branch, before.name, sorted(added.items()))).encode()).hexdigest()  # noqa: S324
         after = shutil.copytree(before, before.parent / name)
         for path, data in added.items():
             (after / path).write_bytes(data)
@@ -145,11 +145,12 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, repo: str, revision: str) -> None:
         if not self.may_write(repo):
             return
-        modes = [
-            {"path": each["path"], "shouldIgnore": False,
-             "uploadMode": "lfs" if each["size"] >= self.server.lfs else "regular"}
-            for each in json.loads(self.body)["files"]
-        ]  # fmt: skip
+        modes = []
+        for each in json.loads(self.body)["files"]:
+            mode, file = "lfs" if each["size"] >= self.server.lfs else "regular", each["path"]
+            there = self.server.files(repo, revision) / file
+            oid = content_id(there.read_bytes(), mode) if there.is_file() else None  # what is there is not sent again
+            modes.append({"path": file, "shouldIgnore": False, "uploadMode": mode, "oid": oid})
         self.answer(200, {"files": modes})
 
     def lfs_batch(self, repo: str) -> None:
@@ -220,6 +221,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.stall is not None:
             self.server.stall.wait(60)
         self.server.cut, self.close_connection = None, True
+
+
+def content_id(data: bytes, mode: str) -> str:
+    """What Git LFS, or Git itself, calls a file with this content."""
+    if mode == "lfs":
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324
 
 
 REPO, REVISION = r"(?P<repo>[\w.-]+/[\w.-]+)", r"(?P<revision>[\w./-]+)"

@@ -72,6 +72,7 @@ def test_what_is_pulled_is_what_was_pushed(server, tmp_path, lfs):
     assert [path.name for path in Path("new").iterdir()] == ["digits"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run_and_what_they_make_is_verified(server):
     page = (Path(__file__).parents[1] / "docs" / "files.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```bash\n(.*?)```", page, re.S)
@@ -118,9 +119,9 @@ def test_a_branch_a_commit_and_main_are_different_runs(server, tmp_path):
     first = push(shipped_run(), "me/digits")
     other = RunFolder(shutil.copytree(shipped_run().path, tmp_path / "other"))
     (other.path / "report.html").write_text("other")
-    push(other, "me/digits", revision="wide")
+    wide = push(other, "me/digits", revision="wide")
     push(other, "me/digits")
-    push(other, "me/digits", revision="wide")  # nothing to do
+    assert push(other, "me/digits", revision="wide") == wide  # nothing has changed: no commit
     for revision, there in ((first.commit, False), ("wide", True), (None, True)):
         folder = pull("me/digits", f"runs/{revision}", revision=revision)
         assert (folder.path / "report.html").exists() == there

@@ -156,7 +156,7 @@ def _user_error(hub: Any, error: BaseException, repo: str, revision: str | None,
         return CalgpError(f"{repo} holds no run of calgp: it has no file {FILE}. `calgp push` writes one.")
     if status in (401, 403):
         return CalgpError(f"No permission to {what} {repo} on {place}; {LOGIN}: a token that may do it.")
-    said = printable(" ".join(str(error).split()))[:300]
+    said = printable(" ".join(str(error).split()))[:300].rstrip(".")
     if status is not None:
         return CalgpError(f"{place} refuses to {what} {repo}: {said}. Try again later, or look at {place}/{repo}.")
     if isinstance(error, errors.OfflineModeIsEnabled):
