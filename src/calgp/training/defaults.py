@@ -33,7 +33,16 @@ def task_of(train: Images) -> Task:
 
 
 def resolved(run: Run, data: TrainingData) -> Run:
-    """The run with every option decided, but for the steps of a run in minutes. A resolved run stays as it is."""
+    """The run with every option decided, but for the steps of a run in minutes. A resolved run stays as it is.
+
+    >>> from calgp.data import load
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
+    >>> run = Run(METHODS["cnn"], BACKBONES["auto"])
+    >>> found = resolved(run, TrainingData.cut(load("digits", "train"), run))
+    >>> found.backbone_label, found.holdout, found.augment, found.steps
+    ('lenet', 0.1, ('crop',), 1350)
+    """
     task, held_out = task_of(data.train), data.held_out is not None
     open_budget = run.steps is None and run.epochs is None and run.minutes is None
     augment = augmentation(data.train) if run.augment == ("auto",) else run.augment
