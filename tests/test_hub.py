@@ -4,8 +4,9 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -162,20 +163,21 @@ def test_a_connection_that_breaks_is_resumed(server):
     assert folder.path == Path("runs/digits") and folder.model() is not None
 
 
-@pytest.mark.slow
-def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(server, tmp_path):
-    import threading
+def test_a_pull_that_is_interrupted_leaves_nothing_and_the_next_one_succeeds(server, tmp_path):
+    def interrupt():
+        server.reached.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, in the middle of the download
 
     push(shipped_run(), "me/digits")
     server.stall = threading.Event()
-    settings = {"HF_ENDPOINT": server.address, "HF_HOME": str(tmp_path / "home")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "calgp", "pull", "me/digits"], env=os.environ | settings, stderr=subprocess.DEVNULL
-    )
-    assert server.reached.wait(60)
-    process.kill()
-    process.wait()
-    assert list(Path.cwd().iterdir()) == []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threading.Thread(target=interrupt, daemon=True).start()
+            pull("me/digits")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(Path.cwd().iterdir()) == [] and not list((tmp_path / "cache").rglob("*.incomplete"))
     server.stall.set()
     server.stall = None
     assert pull("me/digits").model() is not None
