@@ -222,7 +222,8 @@ def test_a_public_repository_and_one_with_other_files_are_not_overwritten(server
     files = server.files("me/other")
     (files / "run.calgp").rename(files / "pytorch_model.bin")
     with pytest.raises(CalgpError, match=r"me/other holds other files \(\['pytorch_model.bin'\]\) and no run of calgp"):
-        push(shipped_run(), "me/other")
+        push(shipped_run(), "me/other", revision="wide")
+    assert [path.name for path in (server.root / "me/other/refs").iterdir()] == ["main"]
 
 
 def test_without_a_network_or_the_extra_it_says_so(server, monkeypatch):
@@ -243,6 +244,14 @@ def test_names_that_are_none_are_refused(server, repo):
     with pytest.raises(CalgpError, match=r"Invalid repository .*: must be OWNER/NAME, such as me/digits"):
         pull(repo, "runs/x")
     assert server.seen == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(server, tmp_path, monkeypatch):
+    push(shipped_run(), "me/digits")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CalgpError, match=r"Cannot write in .*/file/cache: Not a directory. Make room, or .* HF_HOME"):
+        pull("me/digits")
 
 
 def test_nothing_is_asked_for_what_cannot_be_done(server, tmp_path):

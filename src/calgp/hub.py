@@ -5,6 +5,7 @@ unpacked only if every byte is what `pack` has written. Who you are is the busin
 `hf auth login`); calgp neither prints nor keeps a token.
 """
 
+import errno
 import re
 import tempfile
 from collections.abc import Iterator
@@ -52,9 +53,9 @@ def push(folder: RunFolder, repo: str, *, private: bool = False, revision: str |
         with _wrap_hub_errors(hub, repo, revision, "write to"):
             api = hub.HfApi(library_name="calgp")
             api.create_repo(repo, private=private or None, exist_ok=True)
+            _check_repository(api.model_info(repo), repo, private)
             if revision is not None:
                 api.create_branch(repo, branch=revision, exist_ok=True)
-            _check_repository(api.model_info(repo, revision=revision), repo, private)
             files = [hub.CommitOperationAdd(FILE, packed), hub.CommitOperationAdd(CARD, card)]
             message = f"{folder.card().label}, packed by calgp"
             done = api.create_commit(repo, files, commit_message=message, revision=revision)
@@ -143,7 +144,7 @@ def _wrap_hub_errors(hub: Any, repo: str, revision: str | None, what: str) -> It
         raise _user_error(hub, cause or error, repo, revision, what) from None
 
 
-def _user_error(hub: Any, error: BaseException, repo: str, revision: str | None, what: str) -> CalgpError:
+def _user_error(hub: Any, error: Any, repo: str, revision: str | None, what: str) -> CalgpError:
     errors, place = hub.errors, hub.constants.ENDPOINT
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
     if isinstance(error, errors.GatedRepoError):
@@ -156,6 +157,11 @@ def _user_error(hub: Any, error: BaseException, repo: str, revision: str | None,
         return CalgpError(f"{repo} holds no run of calgp: it has no file {FILE}. `calgp push` writes one.")
     if status in (401, 403):
         return CalgpError(f"No permission to {what} {repo} on {place}; {LOGIN}: a token that may do it.")
+    if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
+        cache = hub.constants.HF_HUB_CACHE
+        return CalgpError(
+            f"Cannot write in {cache}: {error.strerror}. Make room, or choose another folder with HF_HOME."
+        )
     said = printable(" ".join(str(error).split()))[:300].rstrip(".")
     if status is not None:
         return CalgpError(f"{place} refuses to {what} {repo}: {said}. Try again later, or look at {place}/{repo}.")
