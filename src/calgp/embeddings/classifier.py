@@ -116,8 +116,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     def outlier_score(self, X: Any, score: str = "combined") -> np.ndarray:
         """How far rows lie from the training set [N], higher is further; `score` is a name of `OUTLIER_SCORES`.
 
-        combined (entropy, density and neighbours), density (class-conditional Gaussians), neighbours, variance (of f),
-        confidence, entropy, mutual-information.
+        combined (entropy, and unusual features), density (class-conditional Gaussians), direction, neighbours, variance
+        (of f), confidence, entropy, mutual-information.
         """
         kind = find(score)
         x = self._read(X)
