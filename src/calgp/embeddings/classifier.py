@@ -121,6 +121,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         """
         kind = find(score)
         x = self._read(X)
+        if kind.reads_features and score not in self.scores_:
+            raise CalgpError(f"An older version saved this classifier, without the score {score!r}: fit it again.")
         predictive = self.predictive(X) if kind.reads_predictive else None
         fitted = self.scores_[score] if kind.reads_features else kind.fit(x, x)
         with torch.no_grad():
