@@ -241,7 +241,7 @@ def test_ordinary_scatter_of_features_moves_combined_little_and_their_tails_all_
     """A score of features that a tenth of ordinary inputs exceed adds log 1.9, not log 10; in the tail s − log 10."""
     x, y = clusters(n=2000)
     score = combined(x, y)
-    z = torch.cat([x[:200], x[:1] + 40, x[:1] + 1e4])
+    z = torch.cat([x[:200], x[:1] + 2, x[:1] + 1e4])
     given = Predictive.of(torch.tensor([[[0.8, 0.2]] * len(z)]).log())
     found = (given.entropy.double(), *(score.parts()[name].score(z) for name in FEATURES))
     unsure, *unusual = (surprise(*pair) for pair in zip(score.unseen, found, strict=True))
