@@ -1,6 +1,7 @@
 """GPClassifier: scikit-learn's own checks, calibrated probabilities where they are known, files, and clear errors."""
 
 import copy
+
 import joblib
 import numpy as np
 import pytest
