@@ -333,3 +333,8 @@ def aps_score(probs, label, u):
 def conformal_rank(n, numerator, denominator):
     """⌈(n + 1) (numerator / denominator)⌉ in whole numbers."""
     return -(-(n + 1) * numerator // denominator)
+
+
+def combined_outlier_score(unsure, *unusual, noticed):
+    """Of shares of ordinary inputs beyond: of the entropy, and of scores that notice a share of the outliers."""
+    return -np.log(unsure) + sum(np.log(1 - noticed + noticed / p) for p in unusual)

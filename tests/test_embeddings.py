@@ -1,5 +1,7 @@
 """GPClassifier: scikit-learn's own checks, calibrated probabilities where they are known, files, and clear errors."""
 
+import copy
+
 import joblib
 import numpy as np
 import pytest
@@ -120,7 +122,14 @@ def test_every_score_tells_noise_from_digits(fitted, score):
     inside, outside = fitted.outlier_score(DIGITS[300:600], score), fitted.outlier_score(noise, score)
     assert inside.shape == (300,)
     found = roc_auc_score(np.repeat([0, 1], 300), np.concatenate([inside, outside]))
-    assert found > (0.98 if score in ("variance", "density", "neighbours", "combined") else 0.85)
+    assert found > (0.98 if score in ("variance", "density", "direction", "neighbours", "combined") else 0.85)
+
+
+def test_a_score_that_an_older_file_does_not_have_is_refused(fitted):
+    old = copy.copy(fitted)
+    old.scores_ = {name: score for name, score in fitted.scores_.items() if name != "direction"}
+    with pytest.raises(CalgpError, match="without the score 'direction': fit it again"):
+        old.outlier_score(DIGITS[:2], "direction")
 
 
 def test_the_density_is_fitted_on_the_inputs_of_the_process(fitted):

@@ -68,6 +68,7 @@ def test_strangers_are_told_by_every_outlier_score_and_called_so_at_the_stated_r
         "confidence",
         "combined",
         "density",
+        "direction",
         "neighbours",
         "variance",
     }

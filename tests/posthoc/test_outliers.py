@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal
 from sklearn.covariance import EmpiricalCovariance, LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 
+import reference
 from calgp.errors import CalgpError
 from calgp.gp import Predictive
 from calgp.metrics import ood
@@ -17,6 +18,7 @@ from calgp.posthoc.outliers import (
     OUTLIER_SCORES,
     Combined,
     Density,
+    Direction,
     Neighbours,
     Threshold,
     find,
@@ -24,6 +26,8 @@ from calgp.posthoc.outliers import (
     left_out_scores,
     surprise,
 )
+
+FEATURES = ("density", "direction", "neighbours")  # scores that read them
 
 
 def clusters(n=300, d=6, classes=3, seed=0, dtype=torch.float64):
@@ -131,7 +135,7 @@ def test_the_variance_is_that_of_the_function_where_it_is_known():
     assert Predictive.cat([predictive(latent), predictive(latent)]).latent_variance.tolist() == [3, 4, 3, 4]
 
 
-@pytest.mark.parametrize("name", ["density", "neighbours"])
+@pytest.mark.parametrize("name", FEATURES)
 def test_scores_tell_far_from_near(name):
     x, y = clusters(n=600)
     inside, _ = clusters(n=200, seed=0)
@@ -198,24 +202,90 @@ def test_combined_notices_unusual_features_and_unsure_predictions():
         find("combined").fit(x, y)
 
 
-def test_combined_is_the_sum_of_three_surprises_by_hand():
-    """Shares counted one by one among inputs that were left out: (1 + how many are at least as high) / (n + 1)."""
+def test_combined_by_hand():
+    """Shares P counted one by one among inputs that were left out: (1 + how many are at least as high) / (n + 1)."""
     x, y = clusters(n=400)
     unseen, _ = clusters(n=100, seed=5)
     entropy = torch.linspace(0, 0.69, 100, dtype=torch.float64)
     score = Combined.of(x, y, entropy, unseen)
     parts = score.parts()
-    assert list(parts) == ["combined", "density", "neighbours"] and parts["combined"] is score
+    assert list(parts) == ["combined", *FEATURES] and parts["combined"] is score
     given = Predictive.of(torch.tensor([[[0.8, 0.2]] * 3]).log())
-    expected = torch.zeros(3, dtype=torch.float64)
-    ordinary = (entropy, parts["density"].score(unseen), parts["neighbours"].score(unseen))
-    values = (given.entropy, parts["density"].score(x[:3]), parts["neighbours"].score(x[:3]))
+    shares = []
+    ordinary = (entropy, *(parts[name].score(unseen) for name in FEATURES))
+    values = (given.entropy, *(parts[name].score(x[:3]) for name in FEATURES))
     for usual, value in zip(ordinary, values, strict=True):
         beyond = (usual[:, None] >= value.double()).sum(0)
         assert (beyond > 10).all()  # beyond a tenth there is a tail, which has a test of its own
-        expected -= ((beyond + 1) / 101).double().log()
-    torch.testing.assert_close(score.score(x[:3], given), expected)
-    torch.testing.assert_close(parts["density"].score(x), Density.fit(x, y).score(x))
+        shares.append(((beyond + 1) / 101).double().numpy())
+    np.testing.assert_allclose(score.score(x[:3], given), reference.combined_outlier_score(*shares, noticed=0.1))
+    for name in ("density", "direction"):
+        torch.testing.assert_close(parts[name].score(x), find(name).fit(x, y).score(x))
+
+
+def test_files_of_older_versions_are_fishers_combination_of_three():
+    x, y = clusters(n=400)
+    score = combined(x, y)
+    rows = torch.tensor([0, 1, 3])  # without `direction`
+    settings = {key: value for key, value in score.settings().items() if key in ("k", "log_volume", "shrinkage")}
+    tensors = {key: value for key, value in score.tensors().items() if not key.startswith("direction")}
+    old = from_state("combined", settings, tensors | {"unseen": score.unseen[rows]})
+    assert list(old.parts()) == ["combined", "density", "neighbours"]
+    given = Predictive.of(torch.tensor([[[0.8, 0.2]] * 400]).log())
+    found = (given.entropy, *(find(name).fit(x, y).score(x) for name in ("density", "neighbours")))
+    expected = sum(surprise(*pair) for pair in zip(score.unseen[rows], (each.double() for each in found), strict=True))
+    torch.testing.assert_close(old.score(x, given), expected)
+
+
+def test_ordinary_scatter_of_features_moves_combined_little_and_their_tails_all_the_way():
+    """A score of features that a tenth of ordinary inputs exceed adds log 1.9, not log 10; in the tail s − log 10."""
+    x, y = clusters(n=2000)
+    score = combined(x, y)
+    z = torch.cat([x[:200], x[:1] + 2, x[:1] + 1e4])
+    given = Predictive.of(torch.tensor([[[0.8, 0.2]] * len(z)]).log())
+    found = (given.entropy.double(), *(score.parts()[name].score(z) for name in FEATURES))
+    unsure, *unusual = (surprise(*pair) for pair in zip(score.unseen, found, strict=True))
+    added = score.score(z, given) - unsure
+    scatter = (torch.stack(unusual)[:, :200] <= math.log(10)).all(0)
+    assert scatter.sum() > 100 and added[:200][scatter].max() <= 3 * math.log(1.9)
+    shares = [np.exp(-each[:-1].numpy()) for each in (unsure, *unusual)]
+    np.testing.assert_allclose((unsure + added)[:-1], reference.combined_outlier_score(*shares, noticed=0.1))
+    assert unusual[0][-1] > 1e5  # 1/P overflows, the score does not
+    assert added[-1].item() == pytest.approx(sum(each[-1].item() for each in unusual) - 3 * math.log(10), rel=1e-4)
+
+
+def test_direction_is_the_density_of_unit_vectors_and_log_lengths():
+    x, y = clusters(n=300)
+    test, _ = clusters(n=50, seed=1)
+    polar = [
+        np.c_[each / np.linalg.norm(each, axis=1, keepdims=True), np.log(np.linalg.norm(each, axis=1))]
+        for each in (x.numpy(), test.numpy())
+    ]
+    expected = Density.fit(torch.from_numpy(polar[0]), y).score(torch.from_numpy(polar[1]))
+    torch.testing.assert_close(Direction.fit(x, y).score(test), expected)
+
+
+def test_direction_is_not_fooled_by_short_features():
+    """Long features of ordinary inputs, and short ones that point elsewhere, close to the mean of a Gaussian."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(600) % 2
+    length = 1 + 9 * torch.rand(600, 1, generator=generator)
+    x = length * (torch.eye(8)[y] + 0.05 * torch.randn(600, 8, generator=generator))
+    strange = torch.eye(8)[2:].repeat(20, 1) * (1 + 0.1 * torch.rand(120, 1, generator=generator))
+    auroc = {
+        name: ood(score.score(x), score.score(strange)).auroc
+        for name, score in ((name, find(name).fit(x, y)) for name in ("density", "direction"))
+    }
+    assert auroc["direction"] > 0.999
+
+
+def test_direction_reads_no_more_rows_than_asked_for_and_features_without_length():
+    x, y = clusters(n=400)
+    x[:3] = 0
+    score = Direction.fit(x, y, most=200)
+    assert score.score(x).isfinite().all() and not score.centre.equal(Direction.fit(x, y).centre)
+    drawn = torch.randperm(400, generator=torch.Generator().manual_seed(0))[:200].sort().values
+    torch.testing.assert_close(score.score(x), Direction.fit(x[drawn], y[drawn]).score(x))
 
 
 @pytest.mark.parametrize("name", OUTLIER_SCORES)
@@ -233,7 +303,7 @@ def test_a_score_survives_json_and_tensors(name):
 
 def test_a_score_does_not_depend_on_the_batch(monkeypatch):
     x, y = clusters()
-    for name in ("density", "neighbours"):
+    for name in FEATURES:
         score = find(name).fit(x, y)
         expected = score.score(x)
         monkeypatch.setattr("calgp.posthoc.feature_outliers.ROWS", 1)
@@ -281,7 +351,7 @@ def test_a_threshold_that_cannot_be_is_refused(scores, rate, says):
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["density", "neighbours"])
+@pytest.mark.parametrize("name", FEATURES)
 def test_features_that_cannot_be_are_refused(name):
     x, y = clusters(n=30)
     with pytest.raises(CalgpError, match="NaN or infinite"):

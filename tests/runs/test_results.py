@@ -328,7 +328,7 @@ def test_nested_tables_have_the_keys_that_they_had(evaluated):
     assert inside["decisions"]["made"]["selection"].keys() == selection
     sets = {"kind", "coverage", "by_class", "empty", "thresholds", "n", "classes"}
     assert inside["decisions"]["made"]["sets"].keys() == sets
-    scores = {"entropy", "mutual_information", "confidence", "combined", "density", "neighbours"}
+    scores = {"entropy", "mutual_information", "confidence", "combined", "density", "direction", "neighbours"}
     assert outside["inside"] == "digits" and outside["ood"].keys() == scores
     assert inside["flagged"].keys() == {"score", "false_alarm", "share", "interval"}
     assert outside["ood"]["entropy"].keys() == {"auroc", "aupr_out", "aupr_in", "fpr95"}

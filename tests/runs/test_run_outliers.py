@@ -20,7 +20,7 @@ from calgp.serve.model import ServedModel
 from calgp.training import train_run
 
 LETTERS, DIGITS = (load(name, "test").take(torch.arange(200)) for name in ("letters", "digits"))
-SMALL = {"source": "digits", "train_size": 1200, "steps": 150, "augment": ("none",)}
+SMALL = {"source": "digits", "backbone": {"kind": "LeNet"}, "train_size": 1200, "steps": 150, "augment": ("none",)}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def without_scores(classifier):
 
 def test_a_default_training_fits_it_and_the_folder_gives_the_same(trained):
     loaded = load_run(trained.folder.path)
-    assert loaded.outlier_names == trained.outlier_names == ("combined", "density", "neighbours")
+    assert loaded.outlier_names == trained.outlier_names == ("combined", "density", "direction", "neighbours")
     assert loaded.outlier_threshold == trained.outlier_threshold
     assert scores(loaded, LETTERS).equal(scores(trained, LETTERS))
 
@@ -114,7 +114,7 @@ def test_python_command_line_and_server_say_the_same(trained, tmp_path):
 def test_evaluate_tells_how_well_each_score_separates(trained):
     trained.evaluate()
     found = trained.evaluate("letters")
-    assert {"entropy", "mutual_information", "confidence", "combined", "density", "neighbours"} == set(found.ood)
+    assert set(found.ood) == {"entropy", "mutual_information", "confidence", *trained.outlier_names}
     assert found.flagged.score == "combined" and found.flagged.false_alarm == 0.05
     assert found.flagged.share > trained.evaluate().flagged.share
 

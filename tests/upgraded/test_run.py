@@ -92,7 +92,7 @@ def test_commands_take_it_evaluate_report_predict_and_verify(folder, tmp_path):
     assert json.loads(outside.stdout)["ood"]["entropy"]["auroc"] is not None, outside.output
     assert "AUROC by combined" in command(app, ["evaluate", str(folder), "--source", "letters"]).output
     page = run.report(tmp_path / "report.html").read_text()
-    assert "density and confidence</th>" in page and "are called outliers by density and confidence" in page
+    assert "entropy and features</th>" in page and "are called outliers by entropy and features" in page
     assert "Net, upgraded" in page and "elsewhere" in page
     file = tmp_path / "digit.png"
     Image.fromarray((255 * images.pixels()[3, 0].numpy()).round().astype(np.uint8)).save(file)

@@ -116,11 +116,13 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     def outlier_score(self, X: Any, score: str = "combined") -> np.ndarray:
         """How far rows lie from the training set [N], higher is further; `score` is a name of `OUTLIER_SCORES`.
 
-        combined (entropy, density and neighbours), density (class-conditional Gaussians), neighbours, variance (of f),
-        confidence, entropy, mutual-information.
+        combined (entropy, and unusual features), density (class-conditional Gaussians), direction, neighbours, variance
+        (of f), confidence, entropy, mutual-information.
         """
         kind = find(score)
         x = self._read(X)
+        if kind.reads_features and score not in self.scores_:
+            raise CalgpError(f"An older version saved this classifier, without the score {score!r}: fit it again.")
         predictive = self.predictive(X) if kind.reads_predictive else None
         fitted = self.scores_[score] if kind.reads_features else kind.fit(x, x)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Outlier scores that read features: class-conditional density and nearest neighbours."""
+"""Outlier scores that read features: class-conditional density, of their direction too, and nearest neighbours."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -13,6 +13,8 @@ from calgp.posthoc.outlier_score import OutlierScore, PredictiveLike
 
 ROWS = 2**22  # numbers that are handled at a time
 MOST_NEIGHBOURS = 20_000  # training rows that are kept to be searched
+MOST_DIRECTIONS = 20_000  # training rows whose directions are read
+NO_LENGTH = 1e-12  # features that are shorter have no direction
 JITTERS = (0.0, 1e-9, 1e-7, 1e-5, 1e-3)  # relative to the mean variance
 
 
@@ -65,10 +67,11 @@ class Density(OutlierScore):
         return cls(whitened, centre, (means @ whiten).contiguous(), prior, volume, float(shrinkage))
 
     def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
-        def part(z: Tensor) -> Tensor:
-            return self._score(torch.cdist((z - self.centre) @ self.whiten, self.means).square())
+        return _in_parts(self.of_rows, _rows(features, len(self.centre), self.name), len(self.means))
 
-        return _in_parts(part, _rows(features, len(self.centre), self.name), len(self.means))
+    def of_rows(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N"]:
+        """Of a few rows in double precision."""
+        return self._score(torch.cdist((z - self.centre) @ self.whiten, self.means).square())
 
     def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
         z = (features.double() - self.centre) @ self.whiten
@@ -79,6 +82,43 @@ class Density(OutlierScore):
         """Of squared distances to the means."""
         constant = self.log_volume + len(self.centre) / 2 * math.log(2 * math.pi)
         return constant - (self.log_prior - squared / 2).logsumexp(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Direction(OutlierScore):
+    """The density of direction and log length, (z/‖z‖, log ‖z‖), class by class as in `Density`.
+
+    Networks give longer features to images that they are sure of. A Gaussian of the features themselves takes short
+    ones for ordinary, whatever they show; one of their direction does not (Mueller & Hein 2025, Mahalanobis++).
+    """
+
+    name = "direction"
+    summary = "minus the log density of the direction of the features and of their log length"
+    reads_features, reads_predictive = True, False
+
+    whiten: Float[Tensor, "e e"]  # those of Density; e = d + 1
+    centre: Float[Tensor, "e"]
+    means: Float[Tensor, "C e"]
+    log_prior: Float[Tensor, "C"]
+    log_volume: float
+    shrinkage: float
+
+    @classmethod
+    def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, most: int = MOST_DIRECTIONS) -> "Direction":
+        """Of at most `most` rows, drawn by a fixed seed."""
+        z, y = _training(features, y)
+        if len(z) > most:
+            drawn = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))[:most].sort().values
+            z, y = z[drawn], y[drawn]
+        return cls(**vars(Density.fit(_direction(z), y)))
+
+    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
+        density = Density(**vars(self))
+        rows = _rows(features, len(self.centre) - 1, self.name)
+        return _in_parts(lambda z: density.of_rows(_direction(z)), rows, len(self.means))
+
+    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
+        return Density(**vars(self)).elementary(_direction(features.double()), predictive)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +191,11 @@ def _standard(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unit(z: Tensor) -> Tensor:
     return z / z.norm(dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+
+
+def _direction(z: Float[Tensor, "N d"]) -> Float[Tensor, "N d+1"]:
+    length = z.square().sum(1, keepdim=True).sqrt().clamp_min(NO_LENGTH)
+    return torch.cat([z / length, length.log()], 1)
 
 
 def _pairs(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

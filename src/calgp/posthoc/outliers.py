@@ -1,8 +1,8 @@
 """Outlier scores: how far an input lies from those that a classifier was trained on. Higher is further.
 
 Every score is a frozen value that `fit` finds on the training features in one go. Some read the features of an input
-(`density`, `neighbours`), some its predictive, `combined` both; all have the same signature, so that they can be
-exchanged by name. A `Threshold` turns a score into a yes or no with a stated rate of false alarms.
+(`density`, `direction`, `neighbours`), some its predictive, `combined` both; all have the same signature, so that they
+can be exchanged by name. A `Threshold` turns a score into a yes or no with a stated rate of false alarms.
 
 >>> import torch
 >>> features = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
@@ -27,7 +27,7 @@ from calgp.errors import CalgpError, name_error
 from calgp.json_values import Json
 from calgp.posthoc.combined_outliers import Combined, left_out_scores, surprise
 from calgp.posthoc.decisions import conformal_quantile
-from calgp.posthoc.feature_outliers import Density, Neighbours
+from calgp.posthoc.feature_outliers import Density, Direction, Neighbours
 from calgp.posthoc.outlier_score import (
     Entropy,
     MaximumProbability,
@@ -38,13 +38,14 @@ from calgp.posthoc.outlier_score import (
 )
 
 __all__ = [
-    "OUTLIER_SCORES", "Combined", "Density", "Entropy", "MaximumProbability", "MutualInformation", "Neighbours",
-    "OutlierScore", "PredictiveLike", "Threshold", "Variance", "find", "from_state", "left_out_scores", "surprise",
+    "OUTLIER_SCORES", "Combined", "Density", "Direction", "Entropy", "MaximumProbability", "MutualInformation",
+    "Neighbours", "OutlierScore", "PredictiveLike", "Threshold", "Variance", "find", "from_state", "left_out_scores",
+    "surprise",
 ]  # fmt: skip
 
 OUTLIER_SCORES: dict[str, type[OutlierScore]] = {
     each.name: each
-    for each in (MaximumProbability, Entropy, MutualInformation, Variance, Density, Neighbours, Combined)
+    for each in (MaximumProbability, Entropy, MutualInformation, Variance, Density, Direction, Neighbours, Combined)
 }
 
 
@@ -58,8 +59,10 @@ def find(name: str) -> type[OutlierScore]:
 def from_state(name: str, settings: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> OutlierScore:
     """A score from its name, `settings` and `tensors`."""
     cls = find(name)
-    given, wanted = {*settings, *tensors}, {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if given != wanted:
+    known = dataclasses.fields(cls)  # type: ignore[arg-type]
+    given, wanted = {*settings, *tensors}, {field.name for field in known}
+    needed = {field.name for field in known if field.default is dataclasses.MISSING}
+    if not needed <= given <= wanted:
         raise CalgpError(
             f"The outlier score {name!r} is written with {', '.join(sorted(wanted)) or 'nothing'}; this one has "
             f"{', '.join(sorted(given)) or 'nothing'}. It was written by another version or is damaged: fit it again."

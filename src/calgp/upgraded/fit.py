@@ -69,8 +69,8 @@ def upgrade(
         layer: the name of the last layer; None: it is found.
         classes: their names; None: those of `calgp.data` images, or 0, 1, …
         structure: of Laplace's Hessian: full or kronecker; None: full up to 3,000 weights.
-        outliers: the outlier score: combined (entropy, density of the features and neighbours), density, neighbours,
-            or another of `calgp.posthoc.outliers`.
+        outliers: the outlier score: combined (entropy, and unusual features), density, direction, neighbours, or
+            another of `calgp.posthoc.outliers`.
         false_alarm: the share of ordinary images that may be called outliers; None: no threshold.
         coverage, sets: prediction sets that hold the true class so often, and their kind; None: no sets.
         error, confidence: abstain so that answers err at most so often; None: answer always.
