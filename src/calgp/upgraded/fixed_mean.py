@@ -1,8 +1,9 @@
 """A Gaussian process on a network's features whose mean is the network: f_q = g_q + φᵀ w_q, w_q ~ N(0, σ² I).
 
 g are the network's logits, and φ random features of an RBF kernel of its features, standardised. The mean of w stays 0,
-so that logits and labels stay the network's. Its covariance is Laplace's around them, Σ = (Σ_i h_i φ_i φ_iᵀ + I/σ²)⁻¹,
-with h = p̂ (1 − p̂), p̂ the confidence: the curvature of the most uncertain class, so one Σ serves all classes.
+so that logits and labels stay the network's. Its covariance is Laplace's around them, Σ = (Σ_i h_i φ_i φ_iᵀ + I/σ²)⁻¹.
+One Σ serves all classes: h = p̂ (1 − p̂), p̂ the confidence, is the curvature of the most uncertain one. Of its own
+training data a network may be so certain that h says nothing; its upper bound ¼ then leaves distances alone to tell.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,15 @@ from torch import Tensor
 from calgp.errors import name_error
 from calgp.gp.frequencies import orthogonal
 from calgp.gp.kernels import RBF, fourier
-from calgp.gp.laplace import shared
+from calgp.gp.laplace import accumulate, shared
 from calgp.posthoc import last_layer
 from calgp.posthoc.last_layer import LastLayerPosterior
 
 N_RF = 512
-LENGTHSCALES = (0.5, 1.0, 2.0)  # in median distances of training features
-VARIANCES = (1.0, 10.0, 100.0, 1000.0)  # σ²
+LENGTHSCALES = (0.25, 0.5, 1.0)  # in median distances of training features
+VARIANCES = (10.0, 100.0)  # σ²
+BOUND = 0.25  # of h
+ROWS = 10_000  # training rows that stand for all, if there are more
 COMPARED = 1000  # rows between which distances are measured
 NUMBERS = 2**24  # that are handled at a time
 
@@ -31,9 +34,9 @@ class FixedMeanGP(LastLayerPosterior):
     """q(w), the same for each class. Near training features φᵀ Σ φ is small; far from them it returns to σ².
 
     >>> c = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
-    >>> gp = next(candidates(c, torch.zeros(200, 2)))  # σ² = 1
+    >>> gp = next(candidates(c, torch.zeros(200, 2)))  # σ² = 10
     >>> near, far = gp.logit_covariance(torch.tensor([[0.0, 0.0], [50.0, 50.0]]))[:, 0, 0]
-    >>> bool(near < 0.2), bool(far > 0.8)
+    >>> bool(near < 1), bool(far > 9)
     (True, True)
     """
 
@@ -61,27 +64,31 @@ def posterior_from(structure: str, numbers: Mapping[str, float], tensors: Mappin
 
 
 def candidates(c: Float[Tensor, "N d"], f: Float[Tensor, "N Q"]) -> Iterator[FixedMeanGP]:
-    """Posteriors by training features and logits, one for each ℓ and σ² of a small grid."""
+    """Posteriors by training features and logits, one for each ℓ, h (of these logits, ¼) and σ² of a small grid."""
     generator = torch.Generator().manual_seed(0)
     deviation, centre = torch.std_mean(c.double(), 0, correction=0)
     deviation = torch.where(deviation > 1e-12 * c.abs().amax(0), deviation, 1.0)  # 1 for one that never changes
-    some = c[torch.randperm(len(c), generator=generator)[:COMPARED]]
-    natural = RBF(c.shape[1]).natural_lengthscale(((some - centre) / deviation).float()).item() if len(c) > 1 else 0.0
+    order = torch.randperm(len(c), generator=generator)
+    distant = RBF(c.shape[1]).natural_lengthscale(((c[order[:COMPARED]] - centre) / deviation).float()).item()
+    natural = distant if distant > 0 else 1.0  # of one row, or rows that are all the same, there is none
     epsilon = orthogonal(c.shape[1], N_RF, generator=generator).double()
-    for share in LENGTHSCALES:
-        lengthscale = share * (natural or 1.0)
+    centre, some = centre.to(c.dtype), order[:ROWS]
+    for lengthscale in (share * natural for share in LENGTHSCALES):
         omega = (epsilon / (lengthscale * deviation[:, None])).to(c.dtype)
-        values, vectors = torch.linalg.eigh(_precision(c, f, centre.to(c.dtype), omega))
-        for variance in VARIANCES:
-            root = vectors / (values.clamp_min(0) + 1 / variance).sqrt()
-            yield FixedMeanGP(centre.to(c.dtype), omega, root.to(c.dtype), 1 / variance, lengthscale, float(f.shape[1]))
+        for precision in _precisions(c[some], f[some], centre, omega) * (len(c) / len(some)):
+            values, vectors = torch.linalg.eigh(precision)
+            for variance in VARIANCES:
+                root = vectors / (values.clamp_min(0) + 1 / variance).sqrt()
+                numbers = 1 / variance, lengthscale, float(f.shape[1])
+                yield FixedMeanGP(centre, omega, root.to(c.dtype).contiguous(), *numbers)
 
 
-def _precision(c: Tensor, f: Tensor, centre: Tensor, omega: Tensor) -> Tensor:
-    """Σ_i h_i φ_i φ_iᵀ."""
-    total = torch.zeros(2 * omega.shape[1], 2 * omega.shape[1], dtype=torch.float64)
-    rows = max(1, NUMBERS // len(total))
-    for part, logits in zip(c.split(rows), f.split(rows), strict=True):
-        weighted = shared(logits).sqrt().to(c.dtype) * fourier((part - centre) @ omega)
-        total += weighted.mT @ weighted
-    return total
+def _precisions(c: Tensor, f: Tensor, centre: Tensor, omega: Tensor) -> Float[Tensor, "2 m m"]:
+    """Σ_i h_i φ_i φ_iᵀ with h of the logits, and with its bound."""
+    m = 2 * omega.shape[1]
+    totals = torch.zeros(2, m, m, dtype=torch.float64)
+    size = max(1, NUMBERS // m)
+    for part, logits in zip(c.split(size), f.split(size), strict=True):
+        h = shared(logits)
+        accumulate(totals, fourier((part - centre) @ omega), torch.cat([h, torch.full_like(h, BOUND)], 1))
+    return totals
