@@ -73,8 +73,9 @@ def test_some_rows_of_very_many_stand_for_all(monkeypatch):
     torch.testing.assert_close(variance(next(candidates(c, f)), new), whole, rtol=0.02, atol=0)
 
 
-def test_far_from_data_the_variance_returns_to_that_of_the_prior_and_at_one_image_it_is_closed_form():
+def test_far_from_data_the_variance_returns_to_that_of_the_prior_and_at_one_image_it_is_closed_form(monkeypatch):
     """At the only training image σ² / (1 + h σ²), h = ¼ of two equal logits. Far away features have products ~ 1/√m."""
+    monkeypatch.setattr(fixed_mean, "N_RF", 300)
     c, f = torch.zeros(1, 3), torch.zeros(1, 2)
     for gp in candidates(c, f):
         prior = 1 / gp.precision
@@ -83,8 +84,9 @@ def test_far_from_data_the_variance_returns_to_that_of_the_prior_and_at_one_imag
         assert (far <= prior * 1.0001).all() and far.mean() > 0.98 * prior
 
 
-def test_with_many_data_what_is_missing_far_away_is_the_share_of_features_that_they_determine():
+def test_with_many_data_what_is_missing_far_away_is_the_share_of_features_that_they_determine(monkeypatch):
     """Far phases are uniform: E φᵀ Σ φ = tr Σ / m."""
+    monkeypatch.setattr(fixed_mean, "N_RF", 100)
     c, f = problem(400)
     for gp in candidates(c, f):
         g = torch.Generator().manual_seed(2)
@@ -93,7 +95,8 @@ def test_with_many_data_what_is_missing_far_away_is_the_share_of_features_that_t
         assert variance(gp, far).mean().item() == pytest.approx(expected.item(), rel=0.03)  # of 2,000
 
 
-def test_a_feature_that_never_changes_and_data_without_distances_do_no_harm():
+def test_a_feature_that_never_changes_and_data_without_distances_do_no_harm(monkeypatch):
+    monkeypatch.setattr(fixed_mean, "N_RF", 50)
     c = torch.cat([torch.ones(30, 1), torch.zeros(30, 1)], 1)
     for gp in candidates(c, torch.zeros(30, 2)):
         assert variance(gp, torch.tensor([[1.0, 0.0], [9.0, 9.0]])).isfinite().all()
