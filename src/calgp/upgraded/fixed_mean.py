@@ -53,14 +53,14 @@ class FixedMeanGP(LastLayerPosterior):
         return variance[:, None, None] * torch.eye(int(self.classes), dtype=variance.dtype, device=variance.device)
 
 
-POSTERIORS = last_layer.POSTERIORS | {"gp": FixedMeanGP}
+POSTERIORS: dict[str, type[LastLayerPosterior]] = last_layer.POSTERIORS | {"gp": FixedMeanGP}
 
 
 def posterior_from(structure: str, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> LastLayerPosterior:
     """A posterior from what `numbers` and `tensors` gave."""
     if structure not in POSTERIORS:
         raise name_error("There is no structure", structure, POSTERIORS)
-    return POSTERIORS[structure](**tensors, **numbers)
+    return POSTERIORS[structure](**tensors, **numbers)  # pyright: ignore[reportCallIssue]
 
 
 def candidates(c: Float[Tensor, "N d"], f: Float[Tensor, "N Q"]) -> Iterator[FixedMeanGP]:
