@@ -22,7 +22,7 @@ from folders import exported
 from forked import python
 
 LETTERS, DIGITS = (load(name, "test").take(torch.arange(200)) for name in ("letters", "digits"))
-SMALL = {"source": "digits", "train_size": 1200, "steps": 150, "augment": ("none",)}
+SMALL = {"source": "digits", "backbone": "lenet", "train_size": 1200, "steps": 150, "augment": ("none",)}
 
 
 @pytest.fixture(scope="module")
