@@ -291,6 +291,20 @@ def laplace_variance(phi, curvature, phi_new):
     return np.array([row @ covariance @ row for row in phi_new])
 
 
+def fixed_mean_variance(c, curvature, c_new, centre, omega, variance):
+    """φ*ᵀ (Σ_i h_i φ_i φ_iᵀ + I/σ²)⁻¹ φ* with φ = [cos, sin] / √n of (c − centre) Ω; a row at a time."""
+
+    def phi(row):
+        angles = [sum(row[j] * omega[j, k] for j in range(len(row))) for k in range(omega.shape[1])]
+        return np.array([*np.cos(angles), *np.sin(angles)]) / np.sqrt(len(angles))
+
+    precision = np.eye(2 * omega.shape[1]) / variance
+    for row, h in zip(c - centre, curvature, strict=True):
+        precision = precision + h * np.outer(phi(row), phi(row))
+    covariance = np.linalg.inv(precision)
+    return np.array([phi(row) @ covariance @ phi(row) for row in c_new - centre])
+
+
 def cubic_interpolation(x, grid):
     """Keys's (1981) cubic convolution from an even grid to x: the matrix V, a double loop."""
     v = np.zeros((len(x), len(grid)))

@@ -18,9 +18,11 @@ from calgp.runs.description import from_json
 from calgp.runs.run_outliers import FILE, ONE_PASS, WIDTH, has_features, project, read_outliers
 from calgp.serve.model import ServedModel
 from calgp.training import train_run
+from folders import exported
+from forked import python
 
 LETTERS, DIGITS = (load(name, "test").take(torch.arange(200)) for name in ("letters", "digits"))
-SMALL = {"source": "digits", "backbone": {"kind": "LeNet"}, "train_size": 1200, "steps": 150, "augment": ("none",)}
+SMALL = {"source": "digits", "backbone": "lenet", "train_size": 1200, "steps": 150, "augment": ("none",)}
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,40 @@ def test_python_command_line_and_server_say_the_same(trained, tmp_path):
     (answer,) = served.answers(sampling.predictive(), LETTERS.x[:1], [None], 1)
     for score, flag in ((row["outlier_score"], row["outlier"]), (answer.outlier_score, answer.outlier)):
         assert score == pytest.approx(told.outlier_score.item(), rel=1e-5) and flag == told.outliers.item()
+
+
+def test_by_elementary_operations_it_is_the_same(trained):
+    """Of images that are not among the ordinary ones, whose scores are counted, but for rounding."""
+    x, rows = LETTERS.pixels(), torch.zeros(len(LETTERS), dtype=torch.long)
+    with torch.no_grad():
+        features = trained.model.features(trained.model.stem(x), ONE_PASS.noise(0, 0, 1, rows))
+    (part,) = trained.outliers.predict(trained.model, [(x, rows)], seed=0)
+    found = trained.outliers.elementary(features, part)
+    differences = (found - part.outlier_scores[:, 0]).abs()
+    assert differences.median() < 1e-4 and differences.max() <= trained.outliers.score.step + 1e-4
+
+
+@pytest.mark.slow
+def test_exported_it_is_an_output_with_its_threshold(trained, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    exported("export", trained.folder.path, "--out", tmp_path / "run.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "run.onnx"), providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["calgp"])
+    assert list(about["outputs"]) == [each.name for each in session.get_outputs()]
+    assert about["outputs"]["outlier_score"].startswith("[N] combined")
+    assert about["outlier_threshold"] == vars(trained.outlier_threshold)
+    x = torch.cat([DIGITS.pixels(), LETTERS.pixels()])
+    probs, score = session.run(["probabilities", "outlier_score"], {"images": x.numpy()})
+    expected = trained.predict(x)
+    torch.testing.assert_close(torch.from_numpy(probs), expected.probs, rtol=0, atol=1e-5)
+    # it counts ordinary images with a lower score: rounding may move an image past one of them
+    differences = (torch.from_numpy(score) - expected.outlier_score).abs()
+    assert differences.max() <= trained.outliers.score.step + 1e-4 and differences.quantile(0.95) < 1e-4
+    Image.fromarray(LETTERS.x[0, 0].numpy()).save(tmp_path / "a.png")
+    printed = python(tmp_path / "run_predict.py", tmp_path / "run.onnx", tmp_path / "a.png").stdout.split()
+    alone = trained.predict(tmp_path / "a.png")
+    assert float(printed[5]) == pytest.approx(alone.outlier_score.item(), abs=1e-3)
+    assert (printed[6:] == ["outlier"]) == alone.outliers.item()
 
 
 def test_evaluate_tells_how_well_each_score_separates(trained):

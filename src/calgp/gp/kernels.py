@@ -179,12 +179,19 @@ class RBF(Kernel):
         return self.natural_lengthscale(c)
 
     def expand(self, projected: Float[Tensor, "*batch n_rf"]) -> Float[Tensor, "*batch m"]:
-        # Φ = sqrt(σ²/N_RF) [cos(CΩ), sin(CΩ)], Eq. (12)
-        scale = self.sigma / math.sqrt(projected.shape[-1])
-        return scale * torch.cat([projected.cos(), projected.sin()], -1)
+        return fourier(projected, self.sigma)
 
     def features(self, n_rf: int) -> int:
         return 2 * n_rf
+
+
+def fourier(projected: Float[Tensor, "*batch n_rf"], sigma: Tensor | float = 1.0) -> Float[Tensor, "*batch m"]:
+    """Φ = sqrt(σ²/N_RF) [cos(CΩ), sin(CΩ)], Eq. (12).
+
+    >>> fourier(torch.tensor([0.0])).square().sum()  # σ², whatever is projected
+    tensor(1.)
+    """
+    return sigma / math.sqrt(projected.shape[-1]) * torch.cat([projected.cos(), projected.sin()], -1)
 
 
 def _norm(u: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch"]:

@@ -8,7 +8,7 @@ the evidence chooses. Logits of an input are then Gaussian, with the network's o
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
@@ -29,10 +29,9 @@ Structure = Literal["full", "kronecker"]
 
 
 class LastLayerPosterior(ABC):
-    """q(W, b) of a last layer: a Gaussian around what was trained. Subclasses are frozen dataclasses."""
+    """Gaussian logits around those of a trained last layer. Subclasses are frozen dataclasses of tensors and floats."""
 
-    precision: float  # τ
-    log_evidence: float  # log p(labels | τ), Laplace's
+    precision: float  # τ of the prior
 
     @abstractmethod
     def logit_covariance(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "N Q Q"]:
@@ -56,7 +55,7 @@ class FullLaplace(LastLayerPosterior):
 
     covariance: Tensor  # [Q, m, Q, m]
     precision: float
-    log_evidence: float
+    log_evidence: float  # log p(labels | τ), Laplace's
 
     def logit_covariance(self, c: Float[Tensor, "N d"]) -> Float[Tensor, "N Q Q"]:
         size = max(1, NUMBERS // self.covariance[0].numel())
@@ -93,7 +92,8 @@ class KroneckerLaplace(LastLayerPosterior):
         return (self.class_vectors * variance.unsqueeze(1)) @ self.class_vectors.mT
 
 
-POSTERIORS: dict[str, type[FullLaplace] | type[KroneckerLaplace]] = {"full": FullLaplace, "kronecker": KroneckerLaplace}
+Laplace = FullLaplace | KroneckerLaplace
+POSTERIORS: dict[str, type[LastLayerPosterior]] = {"full": FullLaplace, "kronecker": KroneckerLaplace}
 
 
 def fit_last_layer(
@@ -104,7 +104,7 @@ def fit_last_layer(
     *,
     structure: Structure | None = None,
     precision: float | None = None,
-) -> LastLayerPosterior:
+) -> Laplace:
     """The posterior of a last layer with these features and labels.
 
     Args:
@@ -272,10 +272,3 @@ class UncertaintyScaling:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf or not 0 <= self.trust < math.inf:
             raise CalgpError(f"T = {self.temperature} and ρ = {self.trust} cannot be: both are finite, T is positive.")
-
-
-def posterior_from(structure: str, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> LastLayerPosterior:
-    """A posterior from what `numbers` and `tensors` gave."""
-    if structure not in POSTERIORS:
-        raise name_error("There is no structure", structure, POSTERIORS)
-    return POSTERIORS[structure](**tensors, **numbers)  # pyright: ignore[reportArgumentType]

@@ -14,7 +14,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -25,13 +25,14 @@ from torch import Tensor, nn
 from calgp._version import __version__
 from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, predict
+from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, outputs_seen, predict
 from calgp.json_values import Json
 from calgp.nets import Task
 from calgp.posthoc.calibration import LOWEST, Calibrator
 from calgp.runs.card import Card
 from calgp.runs.evaluation import form
 from calgp.runs.record import to_json
+from calgp.runs.run_outliers import ONE_PASS, RunOutliers
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Deployable(nn.Module):
         image: channels, height and width.
         how, seed: as for `predict`.
         calibrator: what the average goes through, if anything.
+        outliers: the outlier score of one pass, if any; it reads probabilities before calibration.
     """
 
     def __init__(
@@ -86,13 +88,14 @@ class Deployable(nn.Module):
         how: Passes,
         seed: int,
         calibrator: Calibrator | None = None,
+        outliers: RunOutliers | None = None,
     ) -> None:
         super().__init__()
         model = copy.deepcopy(model).cpu().eval()
         _require_own_moments(model)
         freeze(model)
         model.sites()
-        self.model, self.calibrator = model, calibrator
+        self.model, self.calibrator, self.outliers = model, calibrator, outliers
         draws = _draws(model, image, how, seed)
         self.how = how if draws else replace(how, count=1)
         self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
@@ -100,11 +103,15 @@ class Deployable(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         kept = {key: draw() for key, draw in zip(self.keys, self.draws.values(), strict=True)}
-        predictive = Predictive.of(_log_probs(self.model, images, self.how, kept))
+        seen, score = [], ()
+        with nullcontext() if self.outliers is None else outputs_seen([self.model.features], seen.append):  # type: ignore[list-item]
+            predictive = Predictive.of(_log_probs(self.model, images, self.how, kept))
+        if self.outliers is not None:
+            score = (self.outliers.elementary(seen[-1], predictive).to(images.dtype),)
         if self.calibrator is not None:
             log_p = self.calibrator.transform(predictive.log_probs.double().clamp_min(LOWEST))
             predictive = predictive.calibrated(log_p.to(images.dtype))
-        return tuple(outputs_of(predictive).values())
+        return (*outputs_of(predictive).values(), *score)
 
 
 def _log_probs(model: Model, x: Tensor, how: Passes, kept: dict[tuple[int, int], Tensor], seed: int = 0) -> Tensor:
@@ -166,20 +173,35 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
     card, task, calibrator = classifier.card, classifier.card.task, classifier.calibrator
     path = classifier.folder.path / f"model{SUFFIXES[to]}" if path is None else path
     image = (task.channels, task.height, task.width)
-    module = Deployable(classifier.model, image, how=how, seed=seed, calibrator=calibrator)
-    probabilities = classifier.calibration and classifier.calibration.probabilities
-    metadata = described(card, module.how, seed) | {
-        "calibrator": probabilities and to_json(probabilities),
-        "decisions": classifier.fitted_decisions and to_json(classifier.fitted_decisions),
-    }
+    outliers = classifier.outliers if how == ONE_PASS else None  # as `predict` has it
+    module = Deployable(classifier.model, image, how=how, seed=seed, calibrator=calibrator, outliers=outliers)
     x = _probes(task)
-    expected = _expected(classifier.model, x, how, seed, calibrator)
-    data, worst = verified(module, x, expected, to=to, metadata=metadata)
+    expected = _expected(classifier.model, x, how, seed, calibrator, outliers)
+    outputs = OUTPUTS if outliers is None else OUTPUTS | outlier_output(outliers.score.name)
+    metadata = described(card, module.how, seed, outputs) | _fitted(classifier, outliers)
+    step = 0.0 if outliers is None else outliers.score.step
+    data, worst = verified(module, x, expected, to=to, metadata=metadata, step=step)
     with wrap_os_errors(path.parent):
         write_whole(path, data)
         program = path.with_name(f"{path.stem}_predict.py")
         write_whole(program, PROGRAM.read_bytes())
     return Exported(path, program, len(data), worst, len(x), how, seed, metadata)
+
+
+def _fitted(classifier: Classifier, outliers: RunOutliers | None) -> dict[str, Json]:
+    """What was fitted on the hold-out, for the metadata."""
+    probabilities = classifier.calibration and classifier.calibration.probabilities
+    threshold = outliers and classifier.outlier_threshold
+    return {
+        "calibrator": probabilities and to_json(probabilities),
+        "outlier_threshold": threshold and to_json(threshold),
+        "decisions": classifier.fitted_decisions and to_json(classifier.fitted_decisions),
+    }
+
+
+def outlier_output(name: str) -> dict[str, str]:
+    """The output of an outlier score, for the metadata."""
+    return {"outlier_score": f"[N] {name}: higher is further from what was trained on"}
 
 
 def verified(
@@ -319,17 +341,23 @@ def _probes(task: Task) -> Tensor:
     return torch.cat([noise, load("digits", "test", size=size, colour=colour).pixels(slice(21))])
 
 
-def _expected(model: Model, x: Tensor, how: Passes, seed: int, calibrator: Calibrator | None) -> dict[str, Tensor]:
+def _expected(
+    model: Model, x: Tensor, how: Passes, seed: int, calibrator: Calibrator | None, outliers: RunOutliers | None
+) -> dict[str, Tensor]:
     """What `predict` gives, by output."""
     rows = torch.zeros(len(x), dtype=torch.long)
     device = next(model.parameters()).device
     try:
-        expected = predict(model.cpu(), [(x, rows)], passes=how.count, engine=how.engine, seed=seed)
+        if outliers is None:
+            expected = predict(model.cpu(), [(x, rows)], passes=how.count, engine=how.engine, seed=seed)
+        else:
+            expected = Predictive.cat(outliers.predict(model.cpu(), [(x, rows)], seed=seed))
     finally:
         model.to(device)
     if calibrator is not None:
         expected = expected.calibrated(calibrator.apply(expected.log_probs))
-    return outputs_of(expected)
+    scores = expected.outlier_scores
+    return outputs_of(expected) | ({} if scores is None else {"outlier_score": scores[:, 0].float()})
 
 
 def outputs_of(predictive: Predictive) -> dict[str, Tensor]:

@@ -35,27 +35,36 @@ def prepare(file, shape):
 
 
 def open_model(path):
-    """What the file tells of itself, and a function from images to its five outputs."""
+    """What the file tells of itself, and a function from images to its outputs by name: those of `about["outputs"]`."""
     if path.endswith(".pt2"):
         import torch
 
         extra = {"calgp.json": ""}
         module = torch.export.load(path, extra_files=extra).module()
-        return json.loads(extra["calgp.json"]), lambda x: [each.numpy() for each in module(torch.from_numpy(x))]
+        about = json.loads(extra["calgp.json"])
+
+        def run(x):
+            return dict(zip(about["outputs"], (each.numpy() for each in module(torch.from_numpy(x))), strict=True))
+
+        return about, run
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path)
     about = json.loads(session.get_modelmeta().custom_metadata_map["calgp"])
-    return about, lambda x: [np.asarray(each) for each in session.run(None, {"images": x})]
+    names = list(about["outputs"])
+    return about, lambda x: dict(zip(names, session.run(names, {"images": x}), strict=True))
 
 
 def main():
     about, run = open_model(sys.argv[1])
+    threshold = about.get("outlier_threshold")
     for file in sys.argv[2:]:
-        probabilities, entropy, _, mutual_information, _ = run(prepare(file, about["input"]["shape"]))
-        best = probabilities[0].argmax()
-        numbers = probabilities[0, best], entropy[0], mutual_information[0]
-        print(file, about["classes"][best], *(f"{number:.4f}" for number in numbers))
+        found = run(prepare(file, about["input"]["shape"]))
+        best = found["probabilities"][0].argmax()
+        numbers = [found["probabilities"][0, best], found["entropy"][0], found["mutual_information"][0]]
+        outlier = found.get("outlier_score", [])[:1]
+        flag = ["outlier"] if threshold and len(outlier) and outlier[0] > threshold["threshold"] else []
+        print(file, about["classes"][best], *(f"{number:.4f}" for number in [*numbers, *outlier]), *flag)
 
 
 if __name__ == "__main__":

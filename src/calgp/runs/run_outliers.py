@@ -46,6 +46,10 @@ class RunOutliers:
             scores = [each.score(z, part) for each in self.score.parts().values()]
             yield replace(part, outlier_scores=torch.stack(scores, 1))
 
+    def elementary(self, features: Float[Tensor, "N d"], part: Predictive) -> Float[Tensor, "N"]:
+        """The first score of `names` by operations that other run times have: for exports."""
+        return self.score.elementary(project(features, self.projection), part)
+
 
 def fit_outliers(model: Model, train: Images, held_out: Images | None, *, seed: int) -> RunOutliers | None:
     """`combined` on the features of some training images; None if the model has none or too few are held out."""

@@ -19,7 +19,7 @@ from calgp.metrics import OutOfDistribution, Scores
 from calgp.nets.last_layer import LastLayer, Pass
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.decisions import keyed_uniform
-from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance, posterior_from
+from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance
 from calgp.posthoc.outliers import OutlierScore, Threshold, Variance
 from calgp.runs.decision_metrics import add_outcomes, decide_by, decision_metrics
 from calgp.runs.evaluation import columns_of
@@ -29,6 +29,7 @@ from calgp.runs.reading import digest, read_header, read_tensors, wrap_read_erro
 from calgp.runs.record import Count, Text, Whole, parse, to_json
 from calgp.runs.results import DecisionMetrics, FittedDecisions
 from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.upgraded.fixed_mean import posterior_from
 from calgp.upgraded.labelled_data import BATCH, Data, batches_of, collected
 
 Kept: TypeAlias = dict[tuple[int, int], Tensor]
@@ -41,12 +42,13 @@ DRAWS, DRAWS_OF_MANY = 256, 64  # of the logits; of more than 100 classes
 class Upgrade:
     """What was fitted, but for tensors.
 
-    layer: the network's last. structure, numbers: of Laplace's posterior. scaling: from logits and their variance to
-    probabilities. temperature: of the logits alone, to compare with. outlier, settings: the score of features.
-    threshold: of that score. decisions: prediction sets, and when to abstain. train, fitted, decided: how many images
-    the posterior and the outlier score, the scaling, and the decisions were fitted on. warning: what to know of the
-    temperature before it is trusted. shape: of an input; () in files of earlier versions. power: the outlier score and
-    decisions read p^power, normalised: of a temperature in which the images that decided had no part.
+    layer: the network's last. structure, numbers: of the posterior (full, kronecker: Laplace's; gp: of the process).
+    scaling: from logits and their variance to probabilities. temperature: of the logits alone, to compare with.
+    outlier, settings: the score of features. threshold: of that score. decisions: prediction sets, and when to abstain.
+    train, fitted, decided: how many images the posterior and the outlier score, the scaling, and the decisions were
+    fitted on. warning: what to know of the temperature before it is trusted. shape: of an input; () in files of earlier
+    versions. power: the outlier score and decisions read p^power, normalised: of a temperature in which the images that
+    decided had no part.
     """
 
     layer: Text
@@ -102,7 +104,7 @@ class SeenNetwork(Protocol):
 class UpgradedClassifier:
     """What `upgrade` makes: it takes what the network takes. `save` makes a run folder of it, which takes images.
 
-    fitted: what was found. posterior: Laplace's, of the last layer. outlier: the score of features.
+    fitted: what was found. posterior: of the logits. outlier: the score of features.
     """
 
     def __init__(

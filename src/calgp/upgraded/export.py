@@ -9,7 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from calgp.posthoc.outliers import OutlierScore
-from calgp.runs.export import OUTPUTS, PROGRAM, SUFFIXES, Exported, Target, _probes, described, outputs_of, verified
+from calgp.runs.export import (
+    OUTPUTS,
+    PROGRAM,
+    SUFFIXES,
+    Exported,
+    Target,
+    _probes,
+    described,
+    outlier_output,
+    outputs_of,
+    verified,
+)
 from calgp.runs.record import to_json
 from calgp.runs.writing import wrap_os_errors, write_whole
 from calgp.upgraded.classifier import Kept, UpgradedClassifier
@@ -44,8 +55,7 @@ def export_upgraded(run: UpgradedRun, path: Path | None, *, to: Target) -> Expor
     x = _probes(card.task)
     found = run.upgraded.predict(x)
     expected = outputs_of(found.predictive) | {"outlier_score": found.outlier_score}
-    outlier = {"outlier_score": f"[N] {fitted.outlier}: higher is further from what was trained on"}
-    metadata = described(card, how, 0, OUTPUTS | outlier) | {
+    metadata = described(card, how, 0, OUTPUTS | outlier_output(fitted.outlier)) | {
         "calibrator": None, "outlier_threshold": fitted.threshold and to_json(fitted.threshold),
         "decisions": run.fitted_decisions and to_json(run.fitted_decisions),
     }  # fmt: skip

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from calgp.data import Images
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, name_error
 from calgp.gp import Predictive
 from calgp.nets.last_layer import LastLayer
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.decisions import PredictionSets, Selection, uncertainty
 from calgp.posthoc.last_layer import (
-    POSTERIORS,
+    MOST_TRIED,
     LastLayerPosterior,
     Structure,
     UncertaintyScaling,
@@ -25,7 +26,11 @@ from calgp.posthoc.outliers import Combined, Entropy, MaximumProbability, Thresh
 from calgp.runs.evaluation import columns_of
 from calgp.runs.results import FittedDecisions
 from calgp.upgraded.classifier import Upgrade, UpgradedClassifier, parts
+from calgp.upgraded.fixed_mean import POSTERIORS, candidates
 from calgp.upgraded.labelled_data import Collected, Data, collected
+
+Uncertainty = Literal["laplace", "gp"]
+ROWS = 500  # of a hold-out that choose a Gaussian process, however many classes there are
 
 
 def upgrade(
@@ -35,6 +40,7 @@ def upgrade(
     train: Data | None = None,
     layer: str | None = None,
     classes: Sequence[object] | None = None,
+    posterior: Uncertainty = "laplace",
     structure: Structure | None = None,
     outliers: str = "combined",
     false_alarm: float | None = 0.05,
@@ -64,10 +70,12 @@ def upgrade(
         network: gives logits of a last `nn.Linear`, or their (log-)softmax. It is neither copied nor changed.
         held_out: data that it was not trained on: (x, y), a loader or a data set of such pairs, or `calgp.data` images.
             x is what the network takes.
-        train: what it was trained on. Laplace's posterior and the outlier score are fitted on it; without, on the
+        train: what it was trained on. The posterior and the outlier score are fitted on it; without, on the
             hold-out, of which there is less: uncertainties are then larger.
         layer: the name of the last layer; None: it is found.
         classes: their names; None: those of `calgp.data` images, or 0, 1, …
+        posterior: where uncertainty comes from: laplace, of the last layer's weights; gp, a Gaussian process on the
+            features whose mean is the network, which needs `train`.
         structure: of Laplace's Hessian: full or kronecker; None: full up to 3,000 weights.
         outliers: the outlier score: combined (entropy, and unusual features), density, direction, neighbours, or
             another of `calgp.posthoc.outliers`.
@@ -79,6 +87,7 @@ def upgrade(
         seed: of the split.
     """
     outlier_scores.find(outliers)
+    _check_posterior(posterior, structure, train)
     if not 0 < share < 1:
         raise CalgpError(f"Invalid share={share:g}: must be a share between 0 and 1, such as 0.5.")
     last, held = collected(network, held_out, layer)
@@ -95,7 +104,7 @@ def upgrade(
             f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets; hold out more."
         )
     trained = None if train is None else collected(network, train, last.name, keyed=False)[1]
-    upgraded = _fitted(last, names, fitting, trained, structure, outliers, len(deciding.y))
+    upgraded = _fitted(last, names, fitting, trained, posterior, structure, outliers, len(deciding.y))
     if not len(deciding.y):
         return upgraded
     predictive = upgraded.predictive(deciding.c, deciding.f)
@@ -127,16 +136,42 @@ def _variance(posterior: LastLayerPosterior, data: Collected) -> Tensor:
     return torch.cat(found).double()
 
 
+def _check_posterior(posterior: str, structure: str | None, train: Data | None) -> None:
+    if posterior not in get_args(Uncertainty):
+        raise name_error("There is no posterior", posterior, get_args(Uncertainty))
+    if posterior == "gp" and structure is not None:
+        raise CalgpError(
+            f"Invalid structure={structure!r}: it is of Laplace's Hessian. Leave it out with posterior='gp'."
+        )
+    if posterior == "gp" and train is None:
+        raise CalgpError("posterior='gp' needs the data that the network was trained on: give train as well.")
+
+
+def _fixed_mean_gp(c: Tensor, f: Tensor, fitting: Collected) -> LastLayerPosterior:
+    """Of all lengthscales and variances, those that give held-out labels the largest likelihood, as ρ is found."""
+    some = fitting.take(torch.arange(min(len(fitting.y), max(ROWS, MOST_TRIED // 10 // f.shape[1]))))
+
+    def loss(posterior: LastLayerPosterior) -> float:
+        logits, variance = some.f.double(), _variance(posterior, some)
+        log_p = UncertaintyScaling.fit(logits, variance, some.y).apply(logits, variance)
+        return -log_p.gather(1, some.y[:, None]).mean().item()
+
+    return min(candidates(c, f), key=loss)
+
+
 def _fitted(
     last: LastLayer, names: tuple[str, ...], fitting: Collected, trained: Collected | None,
-    structure: Structure | None, outliers: str, decided: int,
+    uncertainty: Uncertainty, structure: Structure | None, outliers: str, decided: int,
 ) -> UpgradedClassifier:  # fmt: skip
     """Posterior, scaling and outlier score: by the training data, or else by what the scaling is fitted on."""
     seen = fitting if trained is None else trained
-    bias = None if last.bias is None else last.bias.cpu()
-    posterior = fit_last_layer(seen.c, seen.y, last.weight.cpu(), bias, structure=structure)
-    scaling = UncertaintyScaling.fit(fitting.f.double(), _variance(posterior, fitting), fitting.y)
     alone = Temperature.fit(fitting.f.double().log_softmax(1), fitting.y)
+    if uncertainty == "gp":
+        posterior = _fixed_mean_gp(seen.c, seen.f / alone.temperature, fitting)
+    else:
+        bias = None if last.bias is None else last.bias.cpu()
+        posterior = fit_last_layer(seen.c, seen.y, last.weight.cpu(), bias, structure=structure)
+    scaling = UncertaintyScaling.fit(fitting.f.double(), _variance(posterior, fitting), fitting.y)
     kind = next(name for name, each in POSTERIORS.items() if isinstance(posterior, each))
     found = Upgrade(
         last.name, names, kind, posterior.numbers(), scaling, alone.temperature, outliers, {}, None, None,
