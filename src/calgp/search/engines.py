@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -256,10 +257,14 @@ class Ray(Engine):
 
     def _run(self, ray: Any, work: Work[Task], tasks: Sequence[Task], ended: Any, watch: Any) -> None:
         remote = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=RETRIES)(_on_ray)
-        places = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        pending = {remote.remote(work, task): task for task in tasks}
+        waiting, pending = iter(tasks), dict[Any, Task]()
         try:
-            while pending:
+            while True:
+                places = max(1, int(ray.cluster_resources().get("CPU", 1)))  # a cluster may grow
+                for task in islice(waiting, 2 * places - len(pending)):
+                    pending[remote.remote(work, task)] = task
+                if not pending:
+                    return
                 over, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
                 for reference in over:
                     failure = _result(ray, reference)
