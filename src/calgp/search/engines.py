@@ -302,20 +302,28 @@ def _cancel(ray: Any, references: list[Any]) -> None:
             ray.cancel(reference, force=True)
 
 
-def _ray() -> Any:
+def _ray(flag: str = "--engine") -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise CalgpError('--engine ray needs Ray: pip install "calgp[ray]".') from None
+        raise CalgpError(f'{flag} ray needs Ray: pip install "calgp[ray]".') from None
 
 
 ENGINES = ("local", "ray")
 
 
 def find_engine(
-    name: str = "local", *, jobs: int | None = None, address: str | None = None, gpus: float = 0.0
+    name: str = "local",
+    *,
+    jobs: int | None = None,
+    address: str | None = None,
+    gpus: float = 0.0,
+    flag: str = "--engine",
 ) -> Engine:
-    """An engine by its name; `jobs` is how many tasks at a time on this machine: one, or with Ray, one a core."""
+    """An engine by its name; `jobs` is how many tasks at a time on this machine: one, or with Ray, one a core.
+
+    `flag` is what messages call the option that names it.
+    """
     if name not in ENGINES:
         raise name_error("There is no engine", name, ENGINES)
     if jobs is not None and jobs < 1:
@@ -323,8 +331,8 @@ def find_engine(
     if not 0 <= gpus < float("inf"):
         raise CalgpError(f"Invalid gpus={gpus}: must be at least 0, such as 1 or 0.25.")
     if name == "ray":
-        _ray()
+        _ray(flag)
         return Ray(jobs or os.cpu_count() or 1, address, gpus)
     if address is not None or gpus:
-        raise CalgpError("--address and --gpus are for --engine ray; leave them out, or add it.")
+        raise CalgpError(f"--address and --gpus are for {flag} ray; leave them out, or add it.")
     return SerialEngine() if jobs in (None, 1) else Processes(jobs)

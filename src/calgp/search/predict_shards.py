@@ -51,7 +51,7 @@ class PredictionsManifest(Sharded):
     model: Text
     calibrated: bool
     passes: Count
-    engine: Text
+    engine: PredictionEngine
     seed: Annotated[int, Field(ge=0)]
     data: Text
     skip_unreadable: bool
@@ -92,7 +92,7 @@ class PredictShard:
         for numbers in torch.arange(len(files.names)).split(BATCH):
             kept, x = _read(files, numbers.tolist(), classifier, skip_unreadable=how.skip_unreadable)
             if kept:
-                found = classifier.predict(x, passes=how.passes, engine=_engine(how.engine), seed=how.seed)
+                found = classifier.predict(x, passes=how.passes, engine=how.engine, seed=how.seed)
                 parts.append(_columns(found, files, kept))
             watch((int(numbers[-1]) + 1) / len(files.names))
         if not parts:
@@ -173,10 +173,6 @@ def opened(run: OpenRun) -> Classifier:
     if run_checksum(folder) != run.checksum:
         raise CalgpError(f"{run.path} has changed, or is another run on another machine; begin again.")
     return Classifier.load(folder, fabric=open_device(run.device), calibrated=run.calibrated)
-
-
-def _engine(name: str) -> PredictionEngine:
-    return "moments" if name == "moments" else "samples"
 
 
 def _read(
