@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from calgp.errors import CalgpError
 from calgp.nets.pretrained import find_network
 from calgp.runs.failures import Interrupted
 from calgp.runs.folder import shipped_run
-from calgp.runs.predictions_file import read_predictions
 from calgp.search.engines import Processes, Ray, SerialEngine
 from calgp.search.predict_shards import OpenRun, find_files, predict_shards
 from search.engine_work import Killing, Marking
@@ -112,21 +112,24 @@ def test_predictions_are_those_of_the_classifier(here):
         np.concatenate([each["log_probs"] for each in shards]), found.predictive.log_probs, atol=1e-4
     )
     np.testing.assert_allclose(np.concatenate([each["entropy"] for each in shards]), found.entropy, atol=1e-4)
-    assert "y" not in shards[0].files
 
 
-def test_tar_shards_give_the_predictions_of_their_files_with_labels(here, tmp_path):
-    """Labels are in the files, so that `calgp judge` takes them; shards without labels are predicted, too."""
-    predicted(tmp_path / "p", SerialEngine(), images=["tars/train-*.tar"])
-    judged = read_predictions(tmp_path / "p/predictions-000000.npz")
-    classes = load("digits", "train").classes
-    from_files = {
-        name: row for each in range(3) for name, row in _rows(f"predicted/predictions-{each:06d}.npz").items()
-    }
-    from_tars = list(_rows(tmp_path / "p/predictions-000000.npz").values())
-    known = {tuple(np.round(row, 3)) for row in from_files.values()}
-    assert len(judged.y) == 25 and {tuple(np.round(row, 3)) for row in from_tars} <= known
-    assert set(judged.y.tolist()) <= {0, 1, 2} and len(classes) == 10
+def test_tar_shards_give_the_predictions_of_their_files(here, tmp_path):
+    """Labels are not needed: the archive has been written again without them."""
+    with tarfile.open("tars/train-000000.tar") as archive:
+        archive.extractall(tmp_path / "files", filter="data")
+    files = sorted((tmp_path / "files").glob("*.png"))
+    with tarfile.open(tmp_path / "bare.tar", "w") as archive:
+        for file in files:
+            archive.add(file, file.name)
+    with pytest.raises(CalgpError, match=r"in .* has no label; put 0+\.cls or 0+\.json beside it"):
+        open_original(f"shards:{tmp_path}/bare.tar")
+    found = calgp.load("shipped").predict([*files])
+    for number, tar in enumerate(("tars/train-000000.tar", tmp_path / "bare.tar")):
+        predicted(tmp_path / f"p{number}", SerialEngine(), images=[tar])
+        rows = _rows(tmp_path / f"p{number}/predictions-000000.npz")
+        assert list(rows) == [f"{Path(tar).name}/{file.name}" for file in files] and len(rows) == 25
+        np.testing.assert_array_equal(list(rows.values()), found.predictive.log_probs)  # the same batch
     with pytest.raises(CalgpError, match="go without others"):
         find_files([Path("tars/train-000000.tar"), Path("photos")])
     with pytest.raises(CalgpError, match="There are no shards"):

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from calgp.data.decode import read_image
-from calgp.data.files import UNLABELLED, ImageFiles, LooseFiles
+from calgp.data.files import ImageFiles, LooseFiles
 from calgp.data.shard_index import ShardFiles
 from calgp.data.shards import shard_paths
 from calgp.errors import CalgpError
@@ -40,8 +40,8 @@ class PredictionsManifest(Sharded):
     """What a folder of predictions holds, and of what: equal descriptions mean equal predictions.
 
     model: SHA-256 of the run's model and of what was fitted to it. data: of the names and lengths of the images.
-    Shards are predictions-000000.npz, …, with `names`, `log_probs` [n, classes], `label` and scores of uncertainty,
-    what was decided, and labels `y` where the images have them.
+    Shards are predictions-000000.npz, …, with `names`, `log_probs` [n, classes], `label`, scores of uncertainty, and
+    what was decided.
     """
 
     holds: ClassVar[str] = "predictions"
@@ -193,12 +193,10 @@ def _read(
 
 def _columns(found: Prediction, files: ImageFiles, kept: Sequence[int]) -> dict[str, np.ndarray]:
     """What is kept of each image."""
-    y = files.labels[torch.tensor(kept)]
     columns = {
         "log_probs": found.predictive.log_probs, "label": found.predictive.labels, "confidence": found.confidence,
         "entropy": found.entropy, "mutual_information": found.mutual_information, "outlier_score": found.outlier_score,
         "outlier": found.outliers, "abstains": found.abstains, "sets": found.sets,
-        "y": y if (files.labels != UNLABELLED).all() else None,
     }  # fmt: skip
     names = np.array([files.names[number] for number in kept])
     return {"names": names} | {name: column.numpy() for name, column in columns.items() if column is not None}
