@@ -30,6 +30,7 @@ from calgp.cli.shared import (
 from calgp.errors import CalgpError, path_error
 
 if TYPE_CHECKING:
+    from calgp.runs import Prediction
     from calgp.search.engines import Engine
 
 MANY = "Many images"
@@ -37,6 +38,7 @@ ImagesArgument = Annotated[
     list[Path],
     typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
 ]
+CsvOption = Annotated[Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")]
 OutOption = Annotated[
     Path | None,
     typer.Option(
@@ -58,9 +60,7 @@ OnOption = Annotated[
 def predict(
     run: RunArgument,
     images: ImagesArgument,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
-    ] = None,
+    csv: CsvOption = None,
     escape_csv: EscapeOption = True,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,
@@ -90,12 +90,15 @@ def predict(
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
     from calgp import runs
-    from calgp.cli import tables
     from calgp.search.engines import find_engine
 
     check_sampling(passes, seed)
     workers = find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
     if folder is not None:
+        if csv is not None or as_json or devices > 1:
+            raise CalgpError(
+                "--csv, --json and --devices do not go with --out, which makes .npz files; leave them out."
+            )
         return _predict_shards(
             run, images, folder, workers, calibrated=not uncalibrated, device=device, threads=threads, passes=passes,
             prediction=engine, seed=seed, rows_per_shard=rows_per_shard, skip_unreadable=skip_unreadable,
@@ -112,9 +115,15 @@ def predict(
     if not is_rank_zero():
         return
     warn_of_decisions(classifier, found.passes)
+    _show(found, csv, escape=escape_csv, as_json=as_json)
+
+
+def _show(found: "Prediction", csv: Path | None, *, escape: bool, as_json: bool) -> None:
+    from calgp.cli import tables
+
     rows = tables.prediction_rows(found)
     if csv is not None:
-        tables.write_csv(csv, [row.flat() for row in rows], escape=escape_csv)
+        tables.write_csv(csv, [row.flat() for row in rows], escape=escape)
     if as_json:
         return print(json.dumps([row.plain() for row in rows]))
     out.print(tables.prediction_table(rows))
