@@ -174,7 +174,8 @@ def test_on_the_command_line(here, tmp_path):
     assert "predictions of 60 images in 3 files." in result.output, result.exception
     shards = content(tmp_path / "p")
     assert shards == content("predicted") | {"manifest.json": shards["manifest.json"]}
-    for flags, says in ((["--jobs", "2"], "name a folder"), (["--out", "x", "--json"], "do not go with --out"), (["--on", "spark"], "no engine 'spark'"),
+    for flags, says in ((["--jobs", "2"], "name a folder"), (["--out", "x", "--json"], "do not go with --out"),
+                        (["--on", "spark"], "no engine 'spark'"),
                         (["--gpus", "1"], "are for --on ray")):  # fmt: skip
         result = CliRunner().invoke(cli.app, ["predict", "shipped", "photos", *flags])
         assert isinstance(result.exception, CalgpError) and says in str(result.exception)
