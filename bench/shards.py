@@ -76,13 +76,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench/shards.json"))
     options = parser.parse_args()
     work_alone()
+    before = Path.cwd()
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)
         Path("network.py").write_text(NETWORK)
         write_images(options.images)
         rows = {name: measured(name, engine, options.rows_per_shard) for name, engine in ENGINES.items()}
         added = {name: overhead(ENGINES[name]) for name in ("1 process", "Ray, 1 worker")}
-        os.chdir(options.out.anchor or "/")
+        os.chdir(before)
     record = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": f"python -m bench.shards --images {options.images} --rows-per-shard {options.rows_per_shard}",
