@@ -107,7 +107,7 @@ def write_images(count: int) -> None:
 
 def measured(name: str, engine: Engine, rows_per_shard: int) -> dict[str, float]:
     """Images a processor second, and what the clock says, without the start of processes and networks' first use."""
-    folder = Path(name.replace(" ", "-").replace(",", ""))
+    folder = Path(name.replace(" ", "-").replace(",", "")).absolute()
     folder.mkdir()
     images, extractor = open_original("folder:photos"), find_network("network.py:lite0")
     options, begun = EmbedOptions(50, rows_per_shard, 0, "cpu"), time.time()

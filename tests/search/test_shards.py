@@ -42,7 +42,9 @@ SMALL = EmbedOptions(batch_size=8, rows_per_shard=10, workers=0, device="cpu")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """60 digits of three classes in files and in tar shards, a network, and what one process makes of them."""
-    place = tmp_path_factory.mktemp("shards")
+    place, threads = tmp_path_factory.mktemp("shards"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # both as every worker has it
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
@@ -56,6 +58,7 @@ def place(tmp_path_factory):
         embedded(Path("alone"), SerialEngine())
         predicted(Path("predicted"), SerialEngine())
         yield place
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -79,15 +82,11 @@ def ray(place):
 
 
 def embedded(folder, engine, source="folder:photos", **more):
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # as the command line and every worker have it
     images, extractor = open_original(source), find_network("network.py:make")
     return embed(extractor, images, folder, source=source, split="all", options=SMALL, engine=engine, **more)
 
 
 def predicted(folder, engine, images=("photos",), **more):
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     run = OpenRun.of(shipped_run(), device="cpu")
     files = find_files([Path(each) for each in images])
     return predict_shards(run, files, folder, name="shipped", rows_per_shard=25, engine=engine, **more)
@@ -228,10 +227,9 @@ def test_what_ray_has_made_before_ctrl_c_stays(here, tmp_path, ray):
 @pytest.mark.slow
 def test_a_network_that_is_another_elsewhere_is_refused(here, tmp_path, ray):
     """The file changes after it was opened here: workers read the new one."""
-    images, extractor = open_original("folder:photos"), find_network("network.py:make")
-    Path("network.py").write_text(NETWORK.replace("manual_seed(0)", "manual_seed(1)"))
-    try:
-        with pytest.raises(CalgpError, match=r"network\.py:make has other weights in another process"):
-            embed(extractor, images, tmp_path / "e", source="folder:photos", split="all", options=SMALL, engine=ray)
-    finally:
-        Path("network.py").write_text(NETWORK)
+    file = tmp_path / "other.py"
+    file.write_text(NETWORK)
+    images, extractor = open_original("folder:photos"), find_network(f"{file}:make")
+    file.write_text(NETWORK.replace("manual_seed(0)", "manual_seed(1)"))
+    with pytest.raises(CalgpError, match=r"other\.py:make has other weights in another process"):
+        embed(extractor, images, tmp_path / "e", source="folder:photos", split="all", options=SMALL, engine=ray)
