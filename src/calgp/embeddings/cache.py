@@ -131,8 +131,8 @@ def _load_folder(folder: Path) -> Embeddings:
     for number, shard in enumerate(manifest.shards):
         path, rows = folder / shard_name(number), manifest.rows_of(number)
         wanted = {"X": Stored(torch.float32, (rows, manifest.width)), "y": Stored(torch.int64, (rows,))}
-        whole = shard is not None and is_file(path) and read_header(path).tensors == wanted
-        if not whole or sha256(path) != shard.sha256:
+        whole = is_file(path) and read_header(path).tensors == wanted
+        if shard is None or not whole or sha256(path) != shard.sha256:
             raise CalgpError(f"{path} is missing or damaged; run the same `calgp embed` again, which makes it anew.")
         tensors = load_file(path)
         xs.append(tensors["X"].numpy())
