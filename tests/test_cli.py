@@ -90,6 +90,8 @@ def test_every_command_has_help_with_an_example(run_cli):
         "classify",
         "pack",
         "unpack",
+        "push",
+        "pull",
         "demo",
     } <= set(commands)
     for command in commands:

@@ -135,9 +135,9 @@ LONG = [
     "guides/deployment.md",
     "guides/large-data.md", "guides/own-network.md", "guides/sweeps.md", "guides/trackers.md", "guides/tuning.md",
 ]  # fmt: skip
-ELSEWHERE = {  # with a test of their own: below, in test_docs.py, test_embed.py and serve/test_server.py
-    "ece.md", "metrics.md", "serve.md", "guides/embeddings.md", "guides/own-images.md", "guides/pretrained-network.md",
-    "guides/scikit-learn.md", "guides/trained-model.md",
+ELSEWHERE = {  # with a test of their own: below, in test_docs.py, test_embed.py, test_hub.py and serve/test_server.py
+    "ece.md", "files.md", "metrics.md", "serve.md", "guides/embeddings.md", "guides/own-images.md",
+    "guides/pretrained-network.md", "guides/scikit-learn.md", "guides/trained-model.md",
 }  # fmt: skip
 
 

@@ -133,7 +133,8 @@ def test_every_imported_package_is_declared():
     assert not missing
 
 
-PARTS = ("fast", "svdkl", "serve", "export", "tensorboard", "mlflow", "ray", "parquet")  # extras of the library itself
+# extras of the library itself
+PARTS = ("fast", "svdkl", "serve", "export", "tensorboard", "mlflow", "ray", "parquet", "hub")
 
 
 def normal(name: str) -> str:

@@ -16,7 +16,7 @@ from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.embeddings import classify, embed, fit
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, verify
 from calgp.cli.judge import judge
-from calgp.cli.pack import pack, unpack
+from calgp.cli.pack import pack, pull, push, unpack
 from calgp.cli.predict import predict
 from calgp.cli.reproduce import reproduce
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
@@ -39,7 +39,7 @@ COMMANDS = {  # in the order of `calgp --help`
     "Start": (demo, train, evaluate, report, predict),
     "Trust": (calibrate, decide, ensemble, verify, judge),
     "Pretrained networks": (embed, fit, classify),
-    "Deploy and share": (serve, export, pack, unpack, track),
+    "Deploy and share": (serve, export, pack, unpack, push, pull, track),
     "Experiments": (compare, sweep, tune, reproduce),
     "What there is": (methods, backbones, sources, shard),
 }

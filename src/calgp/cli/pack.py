@@ -1,4 +1,4 @@
-"""Commands that carry a run from one place to another: pack, unpack."""
+"""Commands that carry a run from one place to another: pack, unpack, push, pull."""
 
 from pathlib import Path
 from typing import Annotated
@@ -42,3 +42,54 @@ def unpack(
     card = folder.card()
     out.print(f"Unpacked {card.label}, trained on {card.run.source}, into {folder.path}.", soft_wrap=True)
     out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+
+
+RepositoryArgument = Annotated[
+    str, typer.Argument(metavar="OWNER/NAME", help="A model repository of the Hugging Face Hub, such as me/digits.")
+]
+
+
+def push(
+    run: RunArgument,
+    repository: RepositoryArgument,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a private repository; a public one is refused.")
+    ] = False,
+    revision: Annotated[
+        str | None, typer.Option(help="The branch, which is made if need be.", show_default="main")
+    ] = None,
+) -> None:
+    """Publish a run on the Hugging Face Hub: the file of `calgp pack`, and a model card with its scores.
+
+    All files of the run go along, with its predictions, and with the paths of its data that run.json names. Log in
+    before with `hf auth login`, or set HF_TOKEN. Needs pip install 'calgp[hub]'.
+
+    Example: calgp push runs/mnist me/mnist --private
+    """
+    from calgp import hub
+
+    done = hub.push(open_folder(run), repository, private=private, revision=revision)
+    out.print(f"Pushed {run}, {done.size:,} bytes, as commit {done.commit[:8]} of {done.address}", soft_wrap=True)
+    out.print(f"Next: calgp pull {repository}" + (f" --revision {revision}" if revision else ""), soft_wrap=True)
+
+
+def pull(
+    repository: RepositoryArgument,
+    run: Annotated[
+        Path | None,
+        typer.Option("--out", help="The run folder to make; it must not exist yet.", show_default="runs/NAME"),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="A branch, a tag or a commit.", show_default="main")] = None,
+) -> None:
+    """Make a run folder of a run on the Hugging Face Hub, after checking every byte of it.
+
+    Nothing of it is executed. The download stays in the Hub's cache. Needs pip install 'calgp[hub]'.
+
+    Example: calgp pull me/mnist --out runs/mnist
+    """
+    from calgp import hub
+
+    folder = hub.pull(repository, run, revision=revision)
+    card = folder.card()
+    out.print(f"Pulled {card.label}, trained on {card.run.source}, into {folder.path}.", soft_wrap=True)
+    out.print(f"Next: calgp verify {folder.path}", soft_wrap=True)

@@ -173,7 +173,7 @@ def run_section(result: Result, label: str, colour: str, directory: Path | None)
         label=label,
         title=result.title,
         colour=colour,
-        facts=_facts(folder, card) + _calibration_facts(found[0].found.calibration),
+        facts=facts(folder, card) + calibration_facts(found[0].found.calibration),
         calibrated=result.calibrator is not None,
         inside=[_inside(each, folder, card, colour) for each in inside],
         outside=[_outside(each, inside, card) for each in found if each.found.outside],
@@ -205,7 +205,8 @@ def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path
     return Evaluated(found, columns, None, absent)
 
 
-def _facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
+def facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
+    """What was trained, on what and when, as names and values."""
     run = card.run
     if card.upgraded is not None:
         fitted = f"{count(card.train_images, 'image')} were seen by the upgrade"
@@ -230,7 +231,7 @@ def _facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
     ]
 
 
-def _calibration_facts(found: Calibration | None) -> list[tuple[str, str]]:
+def calibration_facts(found: Calibration | None) -> list[tuple[str, str]]:
     """What the probabilities went through, and what it did to the hold-out that it was fitted on."""
     if found is None:
         return []

@@ -51,6 +51,14 @@ class PackManifest:
     files: Annotated[tuple[PackedFile, ...], Field(max_length=MOST_FILES)]
 
 
+class Damaged(CalgpError):
+    """A file is not, byte for byte, what `pack` would have written; `why`: what is wrong with it."""
+
+    def __init__(self, file: Path, why: str) -> None:
+        super().__init__(f"{file} is damaged, or no file of `calgp pack` ({why}); copy it again. Nothing was written.")
+        self.why = why
+
+
 def pack(folder: RunFolder, file: Path) -> PackManifest:
     """Write a run folder as one file; hidden files and whatever is no regular file are left out, links are refused."""
     card = folder.card()
@@ -72,8 +80,7 @@ def unpack(file: Path, target: Path) -> RunFolder:
     """Write a packed run as a new folder, which appears whole and verified or not at all."""
     if not file.is_file():
         raise path_error("packed run", file)
-    if target.exists() or target.is_symlink():
-        raise CalgpError(f"Invalid folder {target}: it exists, and nothing is overwritten; choose a new name.")
+    check_new(target)
     with wrap_os_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpack-") as aside, open(file, "rb") as packed:
@@ -85,6 +92,12 @@ def unpack(file: Path, target: Path) -> RunFolder:
                 raise CalgpError(f"Invalid folder {target}: it exists by now, and nothing is overwritten.")
             made.rename(target)
     return RunFolder(target)
+
+
+def check_new(target: Path) -> None:
+    """Refuse a folder that is there."""
+    if target.exists() or target.is_symlink():
+        raise CalgpError(f"Invalid folder {target}: it exists, and nothing is overwritten; choose a new name.")
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -175,14 +188,14 @@ def _unpack_into(folder: Path, packed: IO[bytes], file: Path) -> None:
     manifest = _read_manifest(packed, whole, file)
     needed = sum(each.size for each in manifest.files)
     if needed > whole:  # nothing is compressed, so the file must hold it all
-        raise _damaged(file, f"it claims {needed:,} bytes of files, and has {whole:,} itself")
+        raise Damaged(file, f"it claims {needed:,} bytes of files, and has {whole:,} itself")
     if needed > (room := shutil.disk_usage(folder).free):
         raise CalgpError(
             f"{file} holds {needed:,} bytes, and there is room for {room:,}; make room, or unpack elsewhere."
         )
     for each in manifest.files:
         if packed.read(BLOCK) != _header(each.name, each.size):
-            raise _damaged(file, f"{short_repr(each.name)} is not where the manifest says")
+            raise Damaged(file, f"{short_repr(each.name)} is not where the manifest says")
         (folder / each.name).parent.mkdir(parents=True, exist_ok=True)
         digest, left = hashlib.sha256(), each.size
         with open(folder / each.name, "xb") as out:
@@ -193,9 +206,9 @@ def _unpack_into(folder: Path, packed: IO[bytes], file: Path) -> None:
             out.flush()
             os.fsync(out.fileno())
         if left or digest.hexdigest() != each.sha256 or packed.read(len(_padding(each.size))) != _padding(each.size):
-            raise _damaged(file, f"{short_repr(each.name)} is not what was packed: its checksum differs")
+            raise Damaged(file, f"{short_repr(each.name)} is not what was packed: its checksum differs")
     if packed.read(len(END) + 1) != END:
-        raise _damaged(file, "it does not end where the last file ends")
+        raise Damaged(file, "it does not end where the last file ends")
 
 
 def _read_manifest(packed: IO[bytes], whole: int, file: Path) -> PackManifest:
@@ -203,12 +216,12 @@ def _read_manifest(packed: IO[bytes], whole: int, file: Path) -> PackManifest:
     digits = header[124:135]
     size = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else -1
     if not 0 <= size <= min(LARGEST_JSON, whole) or header != _header(MANIFEST, size):
-        raise _damaged(file, "it does not begin with the manifest of a packed run")
+        raise Damaged(file, "it does not begin with the manifest of a packed run")
     text, padding = packed.read(size), packed.read(len(_padding(size)))
     try:
         manifest = parse(PackManifest, json.loads(text.decode("utf-8")))
     except (ValueError, RecursionError, CalgpError) as error:
-        raise _damaged(file, f"its manifest cannot be read: {str(error)[:200]}") from None
+        raise Damaged(file, f"its manifest cannot be read: {str(error)[:200]}") from None
     if manifest.format != FORMAT:
         raise CalgpError(f"{file} is of format {short_repr(manifest.format)}; this version reads {FORMAT!r}.")
     names = [each.name for each in manifest.files]
@@ -216,11 +229,7 @@ def _read_manifest(packed: IO[bytes], whole: int, file: Path) -> PackManifest:
         _check_name(name, str(file))
     parents = {parent.as_posix().lower() for name in names for parent in Path(name).parents}
     if len({name.lower() for name in names} | parents) != len(names) + len(parents):
-        raise _damaged(file, "two of its files have the same name")
+        raise Damaged(file, "two of its files have the same name")
     if text != _manifest_bytes(manifest) or padding != _padding(size):
-        raise _damaged(file, "its manifest is not as it was written")
+        raise Damaged(file, "its manifest is not as it was written")
     return manifest
-
-
-def _damaged(file: Path, why: str) -> CalgpError:
-    return CalgpError(f"{file} is damaged, or no file of `calgp pack` ({why}); copy it again. Nothing was written.")
