@@ -520,17 +520,18 @@ def run_readers(folder: Path) -> list[Reader]:
 
 def embedding_readers(folder: Path) -> list[Reader]:
     """Embeddings in one file, and the manifest of a folder of them."""
-    from calgp.embeddings.cache import FORMAT, MANIFEST, Manifest, load_embeddings, write_manifest, write_shard
+    from calgp.embeddings.cache import FORMAT, MANIFEST, Manifest, load_embeddings, write_shard
     from calgp.nets.preprocessing import Preprocessing
+    from calgp.search.shards import with_shard
 
     place = folder / "embeddings"
     place.mkdir()
     manifest = Manifest(
         FORMAT, "nets.py:make", "0" * 64, Preprocessing(), "folder:photos", "all", "0" * 64, 4, 3, ("a", "b"), 3, 2
     )
-    write_manifest(place, manifest)
-    manifest = write_shard(place, manifest, torch.ones(3, 3), torch.arange(3) % 2)
-    write_shard(place, manifest, torch.ones(1, 3), torch.zeros(1, dtype=torch.int64))
+    for number, rows in enumerate((3, 1)):
+        write_shard(place, number, torch.ones(rows, 3), torch.arange(rows) % 2)
+        manifest = with_shard(place, manifest, number)
 
     def read(path: Path, what: Path) -> Callable[[bytes], object]:
         def reading(data: bytes) -> object:

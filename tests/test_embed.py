@@ -24,6 +24,7 @@ from calgp.embeddings.cache import MANIFEST, read_manifest, shard_name
 from calgp.embeddings.embed import EmbedOptions, embed
 from calgp.errors import CalgpError
 from calgp.nets.pretrained import find_network
+from calgp.runs.failures import Interrupted
 from folders import exported
 from forked import python
 
@@ -136,7 +137,7 @@ def interrupted_after(rows):
 @pytest.mark.parametrize("rows", [0, 19, 25, 41, 59])
 def test_what_was_interrupted_goes_on_to_the_same_bytes(photos, rows):
     run("whole")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted, match="nothing is lost"):
         run("parts", watch=interrupted_after(rows))
     assert len(read_manifest(Path("parts")).shards) == rows // 20
     if rows < 59:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from calgp.data import Folder, load, shard_index
+from calgp.data.files import UNLABELLED
 from calgp.data.order import ShardOrder
 from calgp.data.shard_index import ShardIndex, index_shard, load_index
 from calgp.data.shards import Shards, shard_paths, write_shards
@@ -218,9 +219,11 @@ def test_labels_that_are_no_numbers_are_refused(tmp_path, label):
 
 
 def test_an_image_without_a_label_is_named(tmp_path):
+    """Where labels are needed; images alone can be predicted."""
     path = write_tar(tmp_path / "train-0.tar", [*samples(2), ("7.png", png(1)), ("8.cls", b"1")])
     with pytest.raises(CalgpError, match=r"train-0.tar/7.png in .* has no label; put 7.cls or 7.json"):
-        index_shard(path)
+        load(f"shards:{tmp_path}", "train")
+    assert index_shard(path).labels[-1] == UNLABELLED
 
 
 def test_a_shard_that_is_cut_off_later_and_a_damaged_image_are_named(tmp_path):

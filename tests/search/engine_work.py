@@ -1,6 +1,7 @@
 """Work for engines to do: every beginning and every end leaves a file, so that they can be counted."""
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from calgp.errors import CalgpError
 from calgp.search.engines import Engine
+from calgp.search.shards import ShardTask
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,33 @@ def work(task: Errand, *, watch: Callable[[float], None]) -> None:
 
 def marked(work, folder: Path, job, *, watch) -> None:
     """Work whose every beginning and end leaves a file."""
-    (folder / f"{job.key}.begun.{uuid.uuid4().hex}").touch()
+    name = job.number if isinstance(job, ShardTask) else job.key
+    (folder / f"{name}.begun.{uuid.uuid4().hex}").touch()
     work(job, watch=watch)
-    (folder / f"{job.key}.done.{uuid.uuid4().hex}").touch()
+    (folder / f"{name}.done.{uuid.uuid4().hex}").touch()
+
+
+def killed_once(work, folder: Path, number: int, task: ShardTask, *, watch) -> None:
+    """Work whose process gets SIGKILL in the first attempt at one shard, when half of it is done."""
+    first = not list(folder.glob(f"{number}.begun.*")) and task.number == number
+
+    def kill(share: float) -> None:
+        if first and share >= 0.5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    marked(work, folder, task, watch=kill)
+
+
+@dataclass(frozen=True)
+class Killing(Engine):
+    """An engine of which a process is killed once, in the middle of a shard."""
+
+    engine: Engine
+    folder: Path
+    number: int
+
+    def run(self, work, tasks, *, ended, watch) -> None:
+        self.engine.run(partial(killed_once, work, self.folder, self.number), tasks, ended=ended, watch=watch)
 
 
 @dataclass(frozen=True)

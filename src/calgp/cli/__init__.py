@@ -14,9 +14,10 @@ from calgp.cli.catalog import backbones, methods, shard, sources
 from calgp.cli.demo import demo
 from calgp.cli.deploy import export, report, serve, track
 from calgp.cli.embeddings import classify, embed, fit
-from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, predict, verify
+from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, verify
 from calgp.cli.judge import judge
 from calgp.cli.pack import pack, pull, push, unpack
+from calgp.cli.predict import predict
 from calgp.cli.reproduce import reproduce
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
 from calgp.cli.sweep import sweep

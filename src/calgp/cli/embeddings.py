@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from calgp.cli.shared import (
+    AddressOption,
     DataOption,
     DeviceOption,
     EscapeOption,
     JsonOption,
+    ShardEngineOption,
+    ShardGpusOption,
+    ShardJobsOption,
     ThreadsOption,
     check_sampling,
     open_fabric,
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from calgp.data.original import OriginalImages
     from calgp.embeddings.embed import EmbedOptions
     from calgp.nets.pretrained import FeatureExtractor
+    from calgp.search.engines import Engine
 
 NetworkOption = Annotated[
     str, typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
@@ -59,38 +64,48 @@ def embed(
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
+    jobs: ShardJobsOption = None,
+    engine: ShardEngineOption = "local",
+    address: AddressOption = None,
+    gpus: ShardGpusOption = 0.0,
 ) -> None:
     """Run a pretrained network once over images, and keep its features as embeddings.
 
     Size, mean, deviation and interpolation are those of the network itself. Ctrl-C loses at most one file of the
-    embeddings: the same command goes on where it was, and ends with the same bytes.
+    embeddings: the same command goes on where it was, and ends with the same bytes. --jobs 4 makes four files at a
+    time; --engine ray makes them on a Ray cluster, whose machines must see the same folders, and where a process that
+    dies is replaced. Each of these has one thread: the bytes are those of --threads 1.
 
     Example: calgp embed --network timm:resnet18 --source folder:photos --out embeddings
     """
     from calgp.data.original import open_original
     from calgp.embeddings.embed import EmbedOptions
     from calgp.nets.pretrained import find_network
+    from calgp.search.engines import find_engine
 
-    options = EmbedOptions(batch_size, rows_per_shard, workers)
+    options = EmbedOptions(batch_size, rows_per_shard, workers, device)
+    places = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     fabric = open_fabric(device, "32-true", threads)
     extractor = find_network(network, weights, features=features).to(fabric.device)
     images = open_original(
         source, split, colour=extractor.preprocessing.colour, directory=data, skip_unreadable=skip_unreadable
     )
-    _embed(extractor, images, folder, source, split, options)
+    _embed(extractor, images, folder, source, split, options, places)
     out.print(f"Next: calgp fit {folder} --out model.safetensors", soft_wrap=True)
 
 
 def _embed(
     extractor: "FeatureExtractor", images: "OriginalImages", folder: Path, source: str, split: str,
-    options: "EmbedOptions",
+    options: "EmbedOptions", engine: "Engine",
 ) -> None:  # fmt: skip
     """Run the network, with a bar, over what the folder does not have yet."""
     from calgp.cli import bars
     from calgp.embeddings.embed import embed as run_network
 
     with bars.bar(f"{extractor.name} over {len(images):,} images of {source}") as advance:
-        done = run_network(extractor, images, folder, source=source, split=split, options=options, watch=advance)
+        done = run_network(
+            extractor, images, folder, source=source, split=split, options=options, engine=engine, watch=advance
+        )
     out.print(
         f"{folder} has {done.rows:,} embeddings of {done.width:,} numbers, {len(done.classes)} classes, from images of "
         f"{done.preprocessing.size} pixels.",
@@ -183,11 +198,12 @@ def _embedded(
     from calgp.data.original import open_original
     from calgp.embeddings.embed import EmbedOptions, cache_name
     from calgp.nets.pretrained import find_network
+    from calgp.search.engines import SerialEngine
 
     extractor = find_network(network, weights)
     images = open_original(source, colour=extractor.preprocessing.colour, directory=data)
     folder = beside / cache_name(extractor, images, source) if folder is None else folder
-    _embed(extractor, images, folder, source, "all", EmbedOptions())
+    _embed(extractor, images, folder, source, "all", EmbedOptions(), SerialEngine())
     return folder
 
 

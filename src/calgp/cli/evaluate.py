@@ -1,4 +1,4 @@
-"""Commands on trained runs: evaluate, predict, calibrate, decide, ensemble, verify, compare."""
+"""Commands on trained runs: evaluate, calibrate, decide, ensemble, verify, compare."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from calgp.cli.predict import warn_of_decisions
 from calgp.cli.shared import (
     DataOption,
     DeviceOption,
@@ -19,7 +20,6 @@ from calgp.cli.shared import (
     ThreadsOption,
     UncalibratedOption,
     check_sampling,
-    err,
     is_rank_zero,
     open_fabric,
     open_folder,
@@ -101,7 +101,7 @@ def evaluate(
     ))  # fmt: skip
     if not is_rank_zero():
         return
-    _warn_of_decisions(classifier, found[0].passes)
+    warn_of_decisions(classifier, found[0].passes)
     if as_json:
         plain = [evaluation_data(each) for each in found]
         return print(json.dumps(plain if len(plain) > 1 else plain[0]))
@@ -142,53 +142,6 @@ def _print_evaluations(evaluations: "list[Evaluation]", card: "Card", run: str, 
         out.print(matrix)
     sentences = [summary(found.own.scores, None).replace(THIN, " "), *advice(found, card, run)]
     out.print("\n" + "\n".join(sentences), highlight=False)
-
-
-def predict(
-    run: RunArgument,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
-    csv: Annotated[
-        Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")
-    ] = None,
-    escape_csv: EscapeOption = True,
-    uncalibrated: UncalibratedOption = False,
-    passes: PassesOption = None,
-    engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
-    device: DeviceOption = "auto",
-    devices: DevicesOption = 1,
-    threads: ThreadsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Classify images, with probabilities and uncertainty.
-
-    Probabilities and entropy of a calibrated run are calibrated. Mutual information and the ± of a probability are
-    those before calibration. If the run has decisions (see `calgp decide`), the answer says whether it abstains, and
-    which classes are in the prediction set.
-
-    Example: calgp predict shipped photo.png scans/ --csv out.csv
-    """
-    from calgp import runs
-    from calgp.cli import tables
-
-    check_sampling(passes, seed)
-    for path in images:
-        if not path.exists():
-            raise path_error("image", path)
-    folder = open_folder(run)
-    require_positive("devices", devices)
-    fabric = open_fabric(device, "32-true", threads, devices)
-    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated)
-    found = classifier.predict(images, passes=passes, engine=engine, seed=seed)
-    if not is_rank_zero():
-        return
-    _warn_of_decisions(classifier, found.passes)
-    rows = tables.prediction_rows(found)
-    if csv is not None:
-        tables.write_csv(csv, [row.flat() for row in rows], escape=escape_csv)
-    if as_json:
-        return print(json.dumps([row.plain() for row in rows]))
-    out.print(tables.prediction_table(rows))
 
 
 def calibrate(
@@ -289,7 +242,7 @@ def ensemble(
 ) -> None:
     """Average the predictions of several finished runs: a deep ensemble.
 
-    The folder lists the runs by their relative paths and copies nothing: evaluate, predict, calibrate, compare and
+    The folder lists the runs by their relative paths and copies nothing: evaluate, calibrate, compare and
     report work on it as on any run. To calibrate it, its runs must hold out the same images: train them with
     --holdout 0.1 --split-seed 0.
 
@@ -358,21 +311,6 @@ def compare(
     if as_json:
         return print(json.dumps([dataclasses.asdict(row) for row in rows]))
     out.print(tables.comparison_table(rows))
-
-
-def _warn_of_decisions(classifier: Any, how: Any) -> None:
-    """Decisions that are not used, or whose promises are for other numbers than those shown."""
-    made = classifier.fitted_decisions
-    if made is None:
-        return
-    why = ""
-    if classifier.active_decisions is None:
-        why = "is for other probabilities than these and was not used"
-    elif made.passes != how:
-        why = f"is for {made.passes}; with {how} its promises need not hold"
-    if why:
-        path = classifier.folder.path / "decisions.json"
-        err.print(f"Note: {path} {why}. `calgp decide` makes a new one.", soft_wrap=True)
 
 
 def _run_folders(path: Path) -> list[Any]:

@@ -58,6 +58,15 @@ AddressOption = Annotated[
     typer.Option(help="Address of a Ray cluster, such as auto or HOST:6379.", show_default="one is started here"),
 ]
 GpusOption = Annotated[float, typer.Option(help="GPUs for each run on a Ray cluster; 0.25 is a quarter.")]
+ShardJobsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Files made at the same time, each by a process of one thread.",
+        show_default="this process makes all; with Ray one for each core",
+    ),
+]
+ShardEngineOption = Annotated[str, typer.Option(help="Where files are made: local, or ray (pip install calgp\\[ray]).")]
+ShardGpusOption = Annotated[float, typer.Option(help="GPUs for each file on a Ray cluster; 0.25 is a quarter.")]
 
 
 def check_run(name: str) -> str:

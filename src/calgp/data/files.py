@@ -9,9 +9,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, Any, overload
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -69,6 +70,15 @@ class ImageFiles(ABC):
     def open(self, number: int) -> Path | IO[bytes]:
         """What a decoder can read."""
 
+    @abstractmethod
+    def only(self, numbers: Tensor) -> ImageFiles:
+        """These files and no others, in this order, by absolute paths: small, for another process."""
+
+    def columns(self, numbers: Tensor) -> dict[str, Any]:
+        """The fields that all kinds of files have, of some files."""
+        names = FileNames.of(self.names[number] for number in numbers.tolist())
+        return {"names": names, "lengths": self.lengths[numbers.numpy()], "labels": self.labels[numbers]}
+
     def read_ahead(self, numbers: Tensor) -> None:  # noqa: B027
         """Hint that these files are next; most kinds of files have no use for it."""
 
@@ -79,3 +89,29 @@ class ImageFiles(ABC):
             content = os.fsencode(self.names[number]) + b"\0%d" % self.lengths[number]
             found[i] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
         return found
+
+
+UNLABELLED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class LooseFiles(ImageFiles):
+    """Any files, by their paths: nobody says what they show."""
+
+    root: Path  # of paths that are relative
+
+    @staticmethod
+    def of(paths: Sequence[Path]) -> LooseFiles:
+        lengths = np.array([path.stat().st_size for path in paths], np.int64)
+        labels = torch.full((len(paths),), UNLABELLED)
+        return LooseFiles(FileNames.of(map(str, paths)), lengths, labels, Path.cwd())
+
+    @property
+    def place(self) -> str:
+        return str(self.root)
+
+    def open(self, number: int) -> Path:
+        return self.root / self.names[number]
+
+    def only(self, numbers: Tensor) -> LooseFiles:
+        return replace(self, **self.columns(numbers))

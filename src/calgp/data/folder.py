@@ -6,11 +6,12 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from calgp.errors import CalgpError, path_error
 
@@ -96,6 +97,9 @@ class FolderFiles(ImageFiles):
 
     def open(self, number: int) -> Path:
         return self.root / self.names[number]
+
+    def only(self, numbers: Tensor) -> FolderFiles:
+        return replace(self, **self.columns(numbers), root=self.root.absolute())
 
 
 def subfolders(path: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,19 @@ class OriginalImages:
             image = x.original if part.is_streamed else x.__getitem__
             yield from (image(row - first) for row in wanted if first <= row < first + len(part))
             first += len(part)
+
+    def only(self, rows: slice) -> "OriginalImages":
+        """Some of them, and nothing of the others: small, for another process."""
+        wanted, first, parts = torch.arange(*rows.indices(len(self))), 0, list[Images]()
+        for part in self.parts:
+            mine = wanted[(first <= wanted) & (wanted < first + len(part))] - first
+            first += len(part)
+            if len(mine):
+                x: Any = part.x.index_select(0, mine)
+                if part.is_streamed:
+                    x = replace(x, files=x.files.only(x.numbers), numbers=torch.arange(len(mine)))
+                parts.append(Images(x, part.y[mine], part.classes, part.rows[mine]))
+        return OriginalImages(tuple(parts))
 
     def checksum(self) -> str:
         """SHA-256 of images and labels; for files, their names and lengths stand for the pixels."""

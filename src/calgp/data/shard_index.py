@@ -15,7 +15,7 @@ import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,12 +26,12 @@ from torch import Tensor
 from calgp.errors import CalgpError, short_repr
 
 from .decode import MAX_FILE_BYTES, SUFFIXES
-from .files import FileNames, ImageFiles
+from .files import UNLABELLED, FileNames, ImageFiles
 from .source import cache_directory
 
 MAX_CLASSES = 100_000
 _MAX_SMALL = 2**20  # bytes of a header or of a label
-_VERSION = 1  # of the cache
+_VERSION = 2  # of the cache
 _BLOCK = 2**24  # bytes that the kernel is asked to read ahead, once
 _SPREAD = 256  # a byte range is read ahead if it is at most so many times as long as the images in it
 
@@ -85,6 +85,13 @@ class ShardFiles(ImageFiles):
         if len(content) < length:
             raise CalgpError(f"{self.names[number]} is cut off: {path} has changed since it was indexed")
         return io.BytesIO(content)
+
+    def only(self, numbers: Tensor) -> ShardFiles:
+        wanted = numbers.numpy()
+        shards = (np.searchsorted(self.starts, wanted, "right") - 1).tolist()
+        absolute = {shard: self.paths[shard].absolute() for shard in set(shards)}
+        paths, starts = tuple(absolute[shard] for shard in shards), np.arange(len(wanted))  # each image by its path
+        return replace(self, **self.columns(numbers), paths=paths, starts=starts, offsets=self.offsets[wanted])
 
     def read_ahead(self, numbers: Tensor) -> None:
         """Ask the kernel to read ahead: these images lie in one byte range of each shard, unless they are far apart."""
@@ -147,9 +154,7 @@ def index_shard(path: Path) -> ShardIndex:
         if suffix is None:
             continue
         name = f"{path.name}/{key}{suffix}"
-        label = next((_label(sample[kind].content, kind, name) for kind in _LABELS if kind in sample), None)
-        if label is None:
-            raise CalgpError(f"{name} in {path.parent} has no label; put {key}.cls or {key}.json beside it.")
+        label = next((_label(sample[kind].content, kind, name) for kind in _LABELS if kind in sample), UNLABELLED)
         joined += os.fsencode(name)
         ends.append(len(joined))
         offsets.append(sample[suffix].offset)

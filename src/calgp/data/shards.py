@@ -14,6 +14,7 @@ import torch
 
 from calgp.errors import CalgpError
 
+from .files import UNLABELLED
 from .folder import Folder
 from .formats import read_lines
 from .order import ShardOrder
@@ -69,6 +70,10 @@ class Shards(PathSource):
 
 def _part(paths: Sequence[Path]) -> Part:
     files = ShardFiles.of(paths)
+    if (files.labels == UNLABELLED).any():
+        name = files.names[int((files.labels == UNLABELLED).nonzero()[0])]
+        key = name.partition("/")[2].rpartition(".")[0]
+        raise CalgpError(f"{name} in {files.place} has no label; put {key}.cls or {key}.json beside it.")
     return Part.whole(files, ShardOrder(tuple(files.starts.tolist()), (), WINDOW))
 
 

@@ -3,11 +3,9 @@
 A folder has manifest.json and embeddings-000000.safetensors, … with `X` [n, d] (float32) and `y` [n] (int64) each.
 """
 
-import hashlib
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,23 +16,16 @@ from torch import Tensor
 from calgp.errors import CalgpError, one_line, path_error
 from calgp.nets.preprocessing import Preprocessing
 from calgp.runs.predictions_file import LABELS
-from calgp.runs.reading import Stored, is_file, read_header, read_json, wrap_read_errors
-from calgp.runs.record import Count, Text, parse, to_json
+from calgp.runs.reading import Stored, is_file, read_header
+from calgp.runs.record import Count, Text
 from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.search import shards
+from calgp.search.shards import MANIFEST as MANIFEST
+from calgp.search.shards import Shard, Sharded, sha256
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 VECTORS = ("X", "x", "embeddings", "features")
-CHUNK = 2**20  # bytes
 ENDINGS = (".npz", ".npy", ".safetensors", ".parquet")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A file of a folder of embeddings."""
-
-    rows: Count
-    sha256: Text
 
 
 @dataclass(frozen=True)
@@ -47,12 +38,14 @@ class MadeBy:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Sharded):
     """What a folder of embeddings holds, and of what: equal descriptions mean equal embeddings.
 
     weights: SHA-256 of the network's tensors. data: of the images and labels (of files, their names and lengths).
     """
 
+    holds: ClassVar[str] = "embeddings"
+    command: ClassVar[str] = "calgp embed"
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     network: Text
     weights: Text
@@ -65,23 +58,14 @@ class Manifest:
     classes: tuple[str, ...]
     rows_per_shard: Count
     batch_size: Count
-    shards: tuple[Shard, ...] = ()
+    shards: tuple[Shard | None, ...] = ()
 
     @property
     def made_by(self) -> MadeBy:
         return MadeBy(self.network, self.weights, self.preprocessing)
 
-    @property
-    def shard_count(self) -> int:
-        """How many shards there are when all rows are done."""
-        return -(-self.rows // self.rows_per_shard)
-
-    @property
-    def finished(self) -> bool:
-        return len(self.shards) == self.shard_count
-
-    def rows_of(self, shard: int) -> int:
-        return min(self.rows_per_shard, self.rows - shard * self.rows_per_shard)
+    def shard_name(self, number: int) -> str:
+        return shard_name(number)
 
 
 class Embeddings(NamedTuple):
@@ -98,38 +82,13 @@ def shard_name(number: int) -> str:
 
 def read_manifest(folder: Path) -> Manifest:
     """manifest.json, checked."""
-    path = folder / MANIFEST
-    if not is_file(path):
-        raise CalgpError(f"{folder} has no {MANIFEST}, so it is no folder of embeddings; `calgp embed` makes one.")
-    try:
-        return parse(Manifest, read_json(path))
-    except CalgpError as error:
-        raise CalgpError(f"{path} is damaged ({str(error).rstrip('.')}); copy the folder again.") from None
+    return shards.read_manifest(folder, Manifest)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_shard(folder: Path, number: int, x: Tensor, y: Tensor) -> None:
+    """Write the file of a shard; it counts when the manifest names it."""
     with wrap_os_errors(folder):
-        write_whole(folder / MANIFEST, (json.dumps(to_json(manifest), indent=1) + "\n").encode())
-
-
-def write_shard(folder: Path, manifest: Manifest, x: Tensor, y: Tensor) -> Manifest:
-    """Write the next shard, then the manifest that names it; a kill between the two loses the shard alone."""
-    data = save({"X": x.contiguous(), "y": y.contiguous()})
-    with wrap_os_errors(folder):
-        write_whole(folder / shard_name(len(manifest.shards)), data)
-    shard = Shard(len(x), hashlib.sha256(data).hexdigest())
-    manifest = replace(manifest, shards=(*manifest.shards, shard))
-    write_manifest(folder, manifest)
-    return manifest
-
-
-def intact_shards(folder: Path, manifest: Manifest) -> tuple[Shard, ...]:
-    """The shards up to the first one that is not as it was written."""
-    for number, shard in enumerate(manifest.shards):
-        path = folder / shard_name(number)
-        if not is_file(path) or _sha256(path) != shard.sha256:
-            return manifest.shards[:number]
-    return manifest.shards
+        write_whole(folder / shard_name(number), save({"X": x.contiguous(), "y": y.contiguous()}))
 
 
 def load_embeddings(path: Path | str) -> Embeddings:
@@ -165,14 +124,15 @@ def _load_folder(folder: Path) -> Embeddings:
     manifest = read_manifest(folder)
     if not manifest.finished:
         raise CalgpError(
-            f"{folder} has {len(manifest.shards)} of {manifest.shard_count} shards of embeddings; run the same `calgp "
+            f"{folder} has {manifest.made} of {manifest.shard_count} shards of embeddings; run the same `calgp "
             "embed` again, which makes the rest."
         )
     xs, ys = [], []
     for number, shard in enumerate(manifest.shards):
         path, rows = folder / shard_name(number), manifest.rows_of(number)
         wanted = {"X": Stored(torch.float32, (rows, manifest.width)), "y": Stored(torch.int64, (rows,))}
-        if not is_file(path) or read_header(path).tensors != wanted or _sha256(path) != shard.sha256:
+        whole = is_file(path) and read_header(path).tensors == wanted
+        if shard is None or not whole or sha256(path) != shard.sha256:
             raise CalgpError(f"{path} is missing or damaged; run the same `calgp embed` again, which makes it anew.")
         tensors = load_file(path)
         xs.append(tensors["X"].numpy())
@@ -234,11 +194,3 @@ def _labels(
             f"{path} must have labels y from 0 to {names.size - 1}, as it has {names.size} names of classes."
         )
     return y.astype(np.int64), tuple(str(each) for each in names)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with wrap_read_errors(path), open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

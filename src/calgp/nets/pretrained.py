@@ -29,6 +29,28 @@ RANDOM = "random"
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, in the files of transformers
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What `find_network` was asked for: another process can ask for the same."""
+
+    name: str
+    weights: str | None = None
+    features: str | None = None
+    size: int | None = None
+
+    def open(self) -> "FeatureExtractor":
+        return find_network(self.name, self.weights, features=self.features, size=self.size)
+
+    def absolute(self) -> "Asked":
+        """The same from any working directory."""
+        kind, _, rest = self.name.partition(":")
+        path, _, function = self.name.rpartition(":")
+        name = f"{kind}:{Path(rest).absolute()}" if kind == "transformers" else self.name
+        name = f"{Path(path).absolute()}:{function}" if path.endswith(".py") else name
+        file = None if self.weights in (None, RANDOM) else str(Path(self.weights).absolute())
+        return replace(self, name=name, weights=file or self.weights)
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureExtractor:
     """A frozen network that gives one vector an image, with the preprocessing that it was trained with.
@@ -41,6 +63,7 @@ class FeatureExtractor:
     network: WrappedFeatures
     preprocessing: Preprocessing
     weights: str
+    asked: Asked
 
     @property
     def width(self) -> int:
@@ -110,7 +133,8 @@ def find_network(
     if file is not None and tensors is not None:
         put_weights(found.network, tensors, file)
     found = found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  (twice as fast on a CPU)
-    return FeatureExtractor(name, found, preprocessing, weights_digest(found.network))
+    asked = Asked(name, None if weights is None else str(weights), features, size)
+    return FeatureExtractor(name, found, preprocessing, weights_digest(found.network), asked)
 
 
 def _library(name: str) -> ModuleType:

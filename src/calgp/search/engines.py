@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -256,10 +257,14 @@ class Ray(Engine):
 
     def _run(self, ray: Any, work: Work[Task], tasks: Sequence[Task], ended: Any, watch: Any) -> None:
         remote = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=RETRIES)(_on_ray)
-        places = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        pending = {remote.remote(work, task): task for task in tasks}
+        waiting, pending = iter(tasks), dict[Any, Task]()
         try:
-            while pending:
+            while True:
+                places = max(1, int(ray.cluster_resources().get("CPU", 1)))  # a cluster may grow
+                for task in islice(waiting, 2 * places - len(pending)):
+                    pending[remote.remote(work, task)] = task
+                if not pending:
+                    return
                 over, _ = ray.wait(list(pending), num_returns=1, timeout=1.0)
                 for reference in over:
                     failure = _result(ray, reference)
@@ -297,20 +302,28 @@ def _cancel(ray: Any, references: list[Any]) -> None:
             ray.cancel(reference, force=True)
 
 
-def _ray() -> Any:
+def _ray(flag: str = "--engine") -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise CalgpError('--engine ray needs Ray: pip install "calgp[ray]".') from None
+        raise CalgpError(f'{flag} ray needs Ray: pip install "calgp[ray]".') from None
 
 
 ENGINES = ("local", "ray")
 
 
 def find_engine(
-    name: str = "local", *, jobs: int | None = None, address: str | None = None, gpus: float = 0.0
+    name: str = "local",
+    *,
+    jobs: int | None = None,
+    address: str | None = None,
+    gpus: float = 0.0,
+    flag: str = "--engine",
 ) -> Engine:
-    """An engine by its name; `jobs` is how many tasks at a time on this machine: one, or with Ray, one a core."""
+    """An engine by its name; `jobs` is how many tasks at a time on this machine: one, or with Ray, one a core.
+
+    `flag` is what messages call the option that names it.
+    """
     if name not in ENGINES:
         raise name_error("There is no engine", name, ENGINES)
     if jobs is not None and jobs < 1:
@@ -318,8 +331,8 @@ def find_engine(
     if not 0 <= gpus < float("inf"):
         raise CalgpError(f"Invalid gpus={gpus}: must be at least 0, such as 1 or 0.25.")
     if name == "ray":
-        _ray()
+        _ray(flag)
         return Ray(jobs or os.cpu_count() or 1, address, gpus)
     if address is not None or gpus:
-        raise CalgpError("--address and --gpus are for --engine ray; leave them out, or add it.")
+        raise CalgpError(f"--address and --gpus are for {flag} ray; leave them out, or add it.")
     return SerialEngine() if jobs in (None, 1) else Processes(jobs)
