@@ -138,13 +138,12 @@ def resampled_scores(outcomes: Outcomes, weights: Float[Tensor, "R N"]) -> dict[
     """
     wrong = (~outcomes.correct).to(outcomes.confidence)
     columns = [wrong, -outcomes.label_log_prob, outcomes.brier, outcomes.entropy, outcomes.confidence - 1 + wrong]
-    n = len(outcomes)
-    means = weights @ torch.stack(columns, 1) / n
-    names = ["err", "mnll", "brier", "entropy", "gap"]
-    found: dict[str, Tensor] = dict(zip(names, means.unbind(1), strict=True))
-    for name, preset in {"ece": OURS, "ece_paper": ECE_PRESETS["paper"], "ece_authors": ECE_PRESETS["authors"]}.items():
-        found[name] = (weights @ bin_excess(outcomes, preset)).abs().sum(1) / n
-    return found
+    presets = {"ece": OURS, "ece_paper": ECE_PRESETS["paper"], "ece_authors": ECE_PRESETS["authors"]}
+    parts = [torch.stack(columns, 1), *(bin_excess(outcomes, preset) for preset in presets.values())]
+    # one product for all: reading the weights takes the time
+    means, *excess = (weights @ torch.cat(parts, 1) / len(outcomes)).split([part.shape[1] for part in parts], 1)
+    found = dict(zip(["err", "mnll", "brier", "entropy", "gap"], means.unbind(1), strict=True))
+    return found | {name: each.abs().sum(1) for name, each in zip(presets, excess, strict=True)}
 
 
 def resampled_ood(
