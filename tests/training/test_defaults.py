@@ -164,7 +164,7 @@ def test_the_default_does_not_lose_to_other_methods_on_digits(tmp_path, fabric):
     names = ("cnn-gp-sorf", "cnn-cal", "cnn")
     images, runs = load("digits", "test"), {}
     for name in names:
-        run = from_json({"method": name, "train_size": 1000, "steps": 300})
+        run = from_json({"method": name, "train_size": 1000, "steps": 200})
         runs[name] = resolved(run, TrainingData.of(run, None))
     # the same training, behind which the one has a temperature
     assert replace(runs["cnn-cal"], method=METHODS["cnn"]) == runs["cnn"]
