@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.testing
 
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # all commands with their options: made once
 pytest_plugins = ["small_run"]  # its fixtures
 PACKED = Path(__file__).parents[2] / "shared" / "data"
 
