@@ -12,7 +12,7 @@ import torch
 from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.methods import METHODS
-from calgp.nets import BACKBONES, Compact, LeNet
+from calgp.nets import BACKBONES, Compact
 from calgp.posthoc.calibration import Temperature
 from calgp.runs import Interrupted, Run, RunFolder, TrainingData, from_json
 from calgp.runs.fit_calibrator import cross_fitted
@@ -43,7 +43,12 @@ def test_a_tenth_is_held_out_of_500_images_and_more(n, held_out):
 def test_everything_that_is_open_is_decided_by_the_images():
     run, data = from_json({}), TrainingData.cut(DIGITS, from_json({}))
     found = resolved(run, data)
-    assert (found.backbone, found.holdout, found.augment, found.crop) == (LeNet(), 0.1, ("crop",), 3)
+    assert (found.backbone, found.holdout, found.augment, found.crop) == (
+        Compact(widths=(32, 64, 128)),
+        0.1,
+        ("crop",),
+        3,
+    )
     assert (found.steps, found.epochs, found.calibration) == (1350, None, True)
     assert resolved(found, data) == found
     colours = TrainingData.cut(coloured(40), run)

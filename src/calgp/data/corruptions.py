@@ -33,7 +33,11 @@ CORRUPTIONS: tuple[str, ...] = tuple(STRENGTHS)
 
 @dataclass(frozen=True)
 class Corruption:
-    """Which corruption, how strong (1 … 5), and the seed of what is random in it."""
+    """Which corruption, how strong (1 … 5), and the seed of what is random in it.
+
+    >>> Corruption("noise", 3).label
+    'noise-3'
+    """
 
     kind: str
     severity: int
@@ -74,6 +78,11 @@ def corrupted(images: Images, kind: str, severity: int, *, seed: int) -> Images:
     So an image is corrupted in the same way in whatever order, subset or batch it comes; and its severities share their
     draws: the same noise, only stronger, the same sense of rotation, a larger square around the smaller one. The
     result is in memory, even where the images are in their files.
+
+    >>> from calgp.data import load
+    >>> images = load("digits", "test").take(torch.arange(3))
+    >>> (corrupted(images, "noise", 1, seed=0).x != images.x).any().item()
+    True
     """
     Corruption(kind, severity, seed)
     number, strength = CORRUPTIONS.index(kind), STRENGTHS[kind][severity - 1]

@@ -25,6 +25,12 @@ def from_dataset(dataset: Dataset[Any] | DataLoader[Any], classes: Sequence[str]
 
     Images are tensors [C, H, W] or [H, W], NumPy arrays with channels first or last, or Pillow images: uint8, or
     floats in [0, 1], which are rounded to uint8. Without `classes`, the data set's own `classes` are taken, or numbers.
+
+    >>> import torch
+    >>> pairs = torch.utils.data.TensorDataset(torch.zeros(4, 1, 28, 28), torch.tensor([0, 1, 1, 0]))
+    >>> images = from_dataset(pairs, classes=["cat", "dog"])
+    >>> images.x.shape, images.x.dtype, images.classes
+    (torch.Size([4, 1, 28, 28]), torch.uint8, ('cat', 'dog'))
     """
     images, labels = [], []
     for place, (image, label) in enumerate(_items(dataset)):

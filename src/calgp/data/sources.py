@@ -57,7 +57,11 @@ def open_source(
     skip_unreadable: bool = False,
     test_share: float = TEST_SHARE,
 ) -> Source:
-    """The source that `text` names: one of `SOURCES`, or KIND:PATH, with the options of a `PathSource`."""
+    """The source that `text` names: one of `SOURCES`, or KIND:PATH, with the options of a `PathSource`.
+
+    >>> open_source("digits").name
+    'digits'
+    """
     if path := _path(text):
         kind, streamed = PATH_SOURCES[text.partition(":")[0]]
         return kind(

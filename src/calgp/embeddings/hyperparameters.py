@@ -29,7 +29,14 @@ PRIOR_ROWS = 50  # what T = 1 counts beside the left-out rows
 
 @dataclass(frozen=True)
 class Choice:
-    """Hyperparameters, and the mean negative log-likelihood of left-out rows with them (None: there were too few)."""
+    """Hyperparameters, and the mean negative log-likelihood of left-out rows with them (None: there were too few).
+
+    >>> import numpy as np
+    >>> from calgp import GPClassifier
+    >>> X = np.random.default_rng(0).normal(size=(200, 3))
+    >>> isinstance(GPClassifier().fit(X, X[:, 0] > 0).choice_.variance, float)
+    True
+    """
 
     transform: str
     kernel: VectorKernel

@@ -17,7 +17,12 @@ def parts(x: Tensor, width: int) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """u = (t(x) − mean) / scale: standardised features, divided by √d so that rows have a length of about one."""
+    """u = (t(x) − mean) / scale: standardised features, divided by √d so that rows have a length of about one.
+
+    >>> u = Inputs.fit("plain", torch.tensor([[1.0, 5.0], [3.0, 5.0]]))(torch.tensor([[3.0, 5.0]]))
+    >>> u * 2**0.5  # one standard deviation above the mean; the second column never changes
+    tensor([[1.0000, 0.0000]])
+    """
 
     transform: str
     mean: Tensor

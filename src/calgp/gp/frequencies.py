@@ -190,7 +190,12 @@ FREQUENCIES = ("sorf", "gaussian", "orthogonal", "variational")
 
 
 def draw_frequencies(kind: str, d: int, n_rf: int, *, masking: Posterior, generator: Generator = None) -> Frequencies:
-    """Ω by name. A variational Ω starts at a draw from its prior."""
+    """Ω by name. A variational Ω starts at a draw from its prior.
+
+    >>> from calgp.gp import Masking
+    >>> draw_frequencies("sorf", 4, 10, masking=Masking())(torch.ones(3, 4), torch.ones(1)).shape
+    torch.Size([3, 10])
+    """
     match kind:
         case "sorf":
             return Sorf(d, n_rf, generator=generator)

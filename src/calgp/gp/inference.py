@@ -207,7 +207,13 @@ def predict_batches(
     seed: int = 0,
     memory: int | None = None,
 ) -> Iterator[Predictive]:
-    """`predict`, one batch at a time: for more predictions than fit in memory."""
+    """`predict`, one batch at a time: for more predictions than fit in memory.
+
+    >>> import calgp
+    >>> model, x = calgp.load("shipped").model, torch.zeros(5, 1, 28, 28)
+    >>> [len(p.labels) for p in predict_batches(model, ((x[rows], rows) for rows in torch.arange(5).split(2)))]
+    [2, 2, 1]
+    """
     if not 0 <= seed < 2**63:
         raise ValueError(f"the seed must be 0 … 2^63 - 1, not {seed}")
     how = Passes.of(model, passes, engine)

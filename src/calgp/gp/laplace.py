@@ -23,6 +23,11 @@ class LaplaceGP(Freezable):
     Args:
         process: its Ω is drawn once and its W has no masks, so that Ŵ is trained as a point with a N(0, 1) prior.
         covariances: 1, a Σ for all functions; or as many as there are functions.
+
+    >>> from calgp.gp import UNMASKED
+    >>> gp = LaplaceGP(RandomFeatureGP(2, 3, n_rf=5, masking=UNMASKED))
+    >>> gp(torch.zeros(4, 2)).mean.shape
+    torch.Size([1, 4, 3])
     """
 
     def __init__(self, process: RandomFeatureGP, *, covariances: int = 1) -> None:

@@ -199,7 +199,12 @@ class Softmax(Likelihood):
 
 
 class MixedSoftmax(Likelihood):
-    """p(y = q | g) = softmax(g A)_q: the classes are learned mixtures of independent functions g, as many as may be."""
+    """p(y = q | g) = softmax(g A)_q: the classes are learned mixtures of independent functions g, as many as may be.
+
+    >>> latent = Latent(torch.zeros(1, 2, 5))  # one sample of 5 functions at 2 images
+    >>> MixedSoftmax(5, 3).log_probs(latent).exp()[0, 0]
+    tensor([0.3333, 0.3333, 0.3333], grad_fn=<SelectBackward0>)
+    """
 
     def __init__(
         self, functions: int, classes: int, draws: int = 16, *, generator: torch.Generator | None = None

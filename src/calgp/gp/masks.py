@@ -295,7 +295,11 @@ def weighted_gram(weights: Float[Tensor, "B in"], m: Float[Tensor, "in out"]) ->
 
 
 class MaskedConv2d(Convolution):
-    """Convolution with filters Ψ = diag(z) M; TensorFlow's SAME padding, as in the published experiments."""
+    """Convolution with filters Ψ = diag(z) M; TensorFlow's SAME padding, as in the published experiments.
+
+    >>> MaskedConv2d(1, 6, 5, masking=Masking(0.8))(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 6, 28, 28])
+    """
 
     def __init__(
         self,

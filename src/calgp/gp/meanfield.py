@@ -94,7 +94,12 @@ class GaussianNoise(Site):
 
 
 class MeanFieldLinear(Linear):
-    """h ↦ h W + b, q(W) Gaussian."""
+    """h ↦ h W + b, q(W) Gaussian.
+
+    >>> mean, variance = MeanFieldLinear(2, 3, deviation=0.5).moments(torch.ones(1, 2))
+    >>> variance  # 1² · ½² + 1² · ½²
+    tensor([[0.5000, 0.5000, 0.5000]], grad_fn=<MmBackward0>)
+    """
 
     def __init__(
         self,

@@ -32,6 +32,10 @@ class Noise(NamedTuple):
 
     `kept` is a memory of draws by site and size: what is there is taken, what is not is drawn and put there. Export
     fills it with one row, and gives it to all.
+
+    >>> one, two = (Noise(0, torch.arange(3), torch.tensor([row])).words(7, 4, shared=False) for row in (5, 6))
+    >>> one.shape, bool((one == two).any())  # 3 samples, 1 row, 4 words; another row has others
+    (torch.Size([3, 1, 4]), False)
     """
 
     seed: int

@@ -39,7 +39,12 @@ class Inducing(nn.Module, ABC):
 
 
 class InducingPoints(Inducing):
-    """u = f(Z), Z points in the space of the features."""
+    """u = f(Z), Z points in the space of the features.
+
+    >>> from calgp.gp import RBF
+    >>> InducingPoints(RBF(1), torch.zeros(3, 1)).prior().shape
+    torch.Size([3, 3])
+    """
 
     def __init__(self, kernel: Kernel, points: Float[Tensor, "M d"]) -> None:
         super().__init__()

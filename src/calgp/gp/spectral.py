@@ -13,6 +13,10 @@ class SpectralBound(nn.Module):
 
     ‖W‖₂ is exact, the root of the largest eigenvalue of W Wᵀ: a pure function of W, so there is no power iteration's
     state to train, save or resume. The convolution, as a map of images, may stretch up to K times as much.
+
+    >>> SpectralBound(2.0)(torch.diag(torch.tensor([4.0, 1.0])))
+    tensor([[2.0000, 0.0000],
+            [0.0000, 0.5000]])
     """
 
     def __init__(self, bound: float) -> None:

@@ -30,7 +30,12 @@ START_IMAGES = 500
 
 @dataclass(frozen=True)
 class Svdkl(Method):
-    """Features, a linear map to `reduced` of them, a GP of each on a grid, mixed linearly before the softmax."""
+    """Features, a linear map to `reduced` of them, a GP of each on a grid, mixed linearly before the softmax.
+
+    >>> from calgp.nets import LeNet, Task
+    >>> Svdkl(grid=8).build(Task(1, 28, 28, 10), LeNet(channels=(2, 4))).reduction.weight.shape
+    torch.Size([256, 64])
+    """
 
     summary: ClassVar[str] = "CNN+one-dimensional GPs on grids, mixed (needs GPyTorch)"
 

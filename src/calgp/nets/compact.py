@@ -1,4 +1,4 @@
-"""A small, fast network for colour images: whitened patches, then convolutions of 3 × 3 with batch norm and GELU."""
+"""A small, fast network: whitened patches, then convolutions of 3 × 3 with batch norm and GELU."""
 
 import math
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Compact(Backbone):
     16
     """
 
-    summary: ClassVar[str] = "fast network for colour images: whitened patches, batch norm"
+    summary: ClassVar[str] = "small, fast network: whitened patches, batch norm"
     optimiser: ClassVar[str | None] = "muon"
     scale_free: ClassVar[bool] = True
 

@@ -14,7 +14,13 @@ from calgp.nets.base import Backbone, Features, Task
 
 @dataclass(frozen=True)
 class Standardised(Backbone):
-    """A network that sees (x − mean) / std of each channel; what is padded around small images is then their mean."""
+    """A network that sees (x − mean) / std of each channel; what is padded around small images is then their mean.
+
+    >>> from calgp.gp import Masking
+    >>> from calgp.nets import LeNet
+    >>> Standardised(LeNet()).build(Task(1, 28, 28, classes=10), Masking()).out_features
+    4096
+    """
 
     network: Backbone
 

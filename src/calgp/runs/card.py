@@ -52,6 +52,11 @@ class Card:
     class_weights: of the likelihood term, where they are not all 1. upgraded: what somebody's network is called that
     was trained elsewhere and upgraded; vectors: embeddings, in the place of images. Of the run of either, only source
     and seed count.
+
+    >>> import calgp
+    >>> card = calgp.load("shipped").card
+    >>> card.train_images, card.classes[:3]
+    (4500, ('0', '1', '2'))
     """
 
     run: Annotated[Run, PlainValidator(from_folder), PlainSerializer(to_json)]

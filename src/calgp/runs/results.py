@@ -104,6 +104,10 @@ class Calibration:
 
     of: checksum of the held-out images. share: the part of them that was used, chosen by the seed.
     crossed: the scores of each fifth of the hold-out, calibrated by the others, where that was asked.
+
+    >>> import calgp
+    >>> calgp.load("shipped").calibration is None  # or what was fitted
+    True
     """
 
     calibrator: CalibratorName

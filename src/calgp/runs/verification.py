@@ -26,7 +26,12 @@ State = Literal["same bits", "within tolerance", "differs", "not checked"]
 
 @dataclass(frozen=True)
 class Check:
-    """What was compared, what came of it, and the largest differences of a probability and of a score."""
+    """What was compared, what came of it, and the largest differences of a probability and of a score.
+
+    >>> import calgp
+    >>> [check.what for check in calgp.load("shipped").verify()][:2]
+    ['training images', 'digits']
+    """
 
     what: str
     state: State

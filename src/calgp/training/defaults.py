@@ -21,7 +21,7 @@ from calgp.training.augmentation import mirror_is_harmless
 from calgp.training.loop import fit, make_optimiser
 
 CROPPED = 16  # pixels: smaller images are not moved by default
-FLIPPED = 32  # pixels: of smaller images, and of grey ones, a mirror is not asked
+FLIPPED = 28  # pixels: of smaller images a mirror is not asked
 WARM_UP, TIMED = 2, 10  # steps that are made to learn how long one takes
 FORWARD = 0.4  # of a step is a pass without gradients, and a little for the head
 RESERVE = 0.95  # of the minutes are for steps; the rest for scores of the hold-out
@@ -33,7 +33,16 @@ def task_of(train: Images) -> Task:
 
 
 def resolved(run: Run, data: TrainingData) -> Run:
-    """The run with every option decided, but for the steps of a run in minutes. A resolved run stays as it is."""
+    """The run with every option decided, but for the steps of a run in minutes. A resolved run stays as it is.
+
+    >>> from calgp.data import load
+    >>> from calgp.methods import METHODS
+    >>> from calgp.nets import BACKBONES
+    >>> run = Run(METHODS["cnn"], BACKBONES["auto"])
+    >>> found = resolved(run, TrainingData.cut(load("digits", "train"), run))
+    >>> found.backbone_label, found.holdout, found.augment, found.steps
+    ('compact widths=(32, 64, 128)', 0.1, ('crop',), 1350)
+    """
     task, held_out = task_of(data.train), data.held_out is not None
     open_budget = run.steps is None and run.epochs is None and run.minutes is None
     augment = augmentation(data.train) if run.augment == ("auto",) else run.augment
@@ -50,12 +59,11 @@ def resolved(run: Run, data: TrainingData) -> Run:
 
 
 def augmentation(train: Images) -> tuple[str, ...]:
-    """Images of 16 pixels and more are moved; colour images of 32 and more are flipped where a mirror does no harm."""
-    task = task_of(train)
-    if min(task.height, task.width) < CROPPED:
+    """Images of 16 pixels and more are moved; those of 28 and more are flipped where a mirror does no harm."""
+    side = min(train.x.shape[2:])
+    if side < CROPPED:
         return ()
-    may_flip = task.channels > 1 and min(task.height, task.width) >= FLIPPED
-    return ("crop", "flip") if may_flip and mirror_is_harmless(train) else ("crop",)
+    return ("crop", "flip") if side >= FLIPPED and mirror_is_harmless(train) else ("crop",)
 
 
 def with_steps(run: Run, folder: RunFolder, data: TrainingData, fabric: Fabric, *, accumulate: int) -> Run:

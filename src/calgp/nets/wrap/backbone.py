@@ -61,6 +61,10 @@ class Wrapped(Backbone):
     """A network that `calgp.wrap` was given. As data it is only a name: loading a run imports and executes nothing.
 
     Features that are images are averaged over their pixels. What is frozen costs a constant, which the KL leaves out.
+
+    >>> import calgp
+    >>> calgp.wrap(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10)), name="flat").network
+    'flat'
     """
 
     network: str = field(metadata=about("The name that it was given."))
