@@ -183,7 +183,7 @@ def _small() -> Scale:
     return Scale(
         "smoke", "seconds, on the embedded digits with tiny networks: it proves the machinery, not the paper",
         {MNIST: shallow, CIFAR10: shallow, CIFAR10_DEEP: deep, CIFAR100_DEEP: deep, MNIST_DEEP: deep,
-         CIFAR10_DEPTH: setting(lenet3, 0)},
+         CIFAR10_DEPTH: setting(lenet3, 0, 1)},
         {
             RF: (_method("cnn-gp-rf-paper", n_rf=64, keep_omega=0.9), 1e-2), SORF: (_method("cnn-gp-sorf-paper"), 1e-2),
             MCD: (_method("cnn-mcd"), 1e-2), CAL: (_method("cnn-cal"), 1e-2),
