@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import typer.testing
+from lightning_fabric.utilities import registry
 
-typer.testing._get_command = functools.cache(typer.testing._get_command)  # all commands with their options: made once
+# what never changes and takes longer than most tests: all commands with their options, the plugins of all packages
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+registry.entry_points = functools.cache(registry.entry_points)
 pytest_plugins = ["small_run"]  # its fixtures
 PACKED = Path(__file__).parents[2] / "shared" / "data"
 
