@@ -17,6 +17,7 @@ def mnist_run(data_dir, tmp_path_factory) -> RunFolder:
     run = from_json(
         {
             "method": "cnn-gp-sorf-paper",
+            "backbone": "lenet",
             "source": "mnist",
             "train_size": 2000,
             "steps": 150,
