@@ -20,7 +20,7 @@ from calgp.serve.model import ServedModel
 from calgp.training import train_run
 
 LETTERS, DIGITS = (load(name, "test").take(torch.arange(200)) for name in ("letters", "digits"))
-SMALL = {"source": "digits", "backbone": "lenet", "train_size": 1200, "steps": 80, "augment": ("none",)}
+SMALL = {"source": "digits", "backbone": "lenet", "train_size": 1200, "steps": 150, "augment": ("none",)}
 
 
 @pytest.fixture(scope="module")
