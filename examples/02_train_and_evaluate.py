@@ -9,7 +9,7 @@ from pathlib import Path
 import calgp
 
 out = Path(tempfile.mkdtemp()) / "run"
-classifier = calgp.train("digits", out=out, epochs=5, learning_rate=3e-3, schedule="one-cycle")
+classifier = calgp.train("digits", out=out, epochs=3, learning_rate=3e-3, schedule="one-cycle")
 
 # %% [markdown]
 # Inside: how often is it wrong, and are its probabilities right? Outside: is it more uncertain about letters?

@@ -55,7 +55,7 @@ assert features.sites == {"block.0": 2, "wider": 1}
 out = Path(tempfile.mkdtemp()) / "run"
 method = replace(METHODS["cnn-gp-sorf"], n_rf=512)
 classifier = calgp.train(
-    "digits", out=out, method=method, backbone=backbone, steps=600, learning_rate=1e-2, schedule="one-cycle"
+    "digits", out=out, method=method, backbone=backbone, steps=400, learning_rate=1e-2, schedule="one-cycle"
 )
 scores = classifier.evaluate().scores
 print(scores)

@@ -46,6 +46,15 @@ def _transformers(name: str, **config) -> Callable[[], nn.Module]:
     return make
 
 
+def _mobilenetv2() -> nn.Module:
+    """Of its sixteen inverted residuals, those that narrow or widen, and the first of those that are added."""
+    options = {"depth_multiplier": 0.25, "min_depth": 4, "depth_divisible_by": 4, "finegrained_output": False}
+    network = _transformers("MobileNetV2", **options)()
+    _, *repeated = (block for block in network.mobilenet_v2.layer if block.use_residual)
+    network.mobilenet_v2.layer = nn.ModuleList(b for b in network.mobilenet_v2.layer if b not in repeated)
+    return network
+
+
 ARCHITECTURES = {
     # two basic blocks a stage but the first, each of two convolutions, and one in the shortcut that widens
     "resnet": Architecture(
@@ -55,14 +64,8 @@ ARCHITECTURES = {
     "convnextv2": Architecture(
         _transformers("ConvNextV2", hidden_sizes=[16, 32], depths=[1, 2], num_stages=2, patch_size=2), 10, 32
     ),
-    # the stem has two more; sixteen inverted residuals of three, and a last convolution
-    "mobilenetv2": Architecture(
-        _transformers(
-            "MobileNetV2", depth_multiplier=0.25, min_depth=4, depth_divisible_by=4, finegrained_output=False
-        ),
-        51,
-        320,
-    ),
+    # the stem has two more; seven inverted residuals of three, and a last convolution
+    "mobilenetv2": Architecture(_mobilenetv2, 24, 320),
     # three blocks of depthwise, two of squeeze-and-excitation, projection; two of them expand; and a last convolution
     "efficientnet": Architecture(
         _transformers(
@@ -118,7 +121,7 @@ ZOO = [
     Entry("torchvision", "resnet18", 32, 512),
     Entry("torchvision", "resnext50_32x4d", 32, 2048),
     Entry("torchvision", "densenet121", 32, 1024),
-    Entry("torchvision", "vgg11", 32, 4096),
+    Entry("torchvision", "vgg11", 32, 4096, options=PLAIN),
     Entry("torchvision", "alexnet", 64, 4096),
     Entry("torchvision", "googlenet", 32, 1024, options=PLAIN),
     Entry("torchvision", "inception_v3", 80, 2048, options=PLAIN),
@@ -136,13 +139,13 @@ ZOO = [
     Entry("timm", "resnet18", 32, 512),
     Entry("timm", "resnetv2_50", 32, 2048),
     Entry("timm", "vit_tiny_patch16_224", 32, 192, options={"img_size": 32}),
-    Entry("timm", "vit_small_patch14_dinov2", 28, 384, options={"img_size": 28}),
-    Entry("timm", "vit_base_patch16_siglip_224", 32, 768, (UNMASKED,), {"img_size": 32}),
+    Entry("timm", "vit_small_patch14_dinov2", 28, 384, options={"img_size": 28, "depth": 3}),
+    Entry("timm", "vit_base_patch16_siglip_224", 32, 768, (UNMASKED,), {"img_size": 32, "depth": 3}),
     Entry("timm", "deit_tiny_patch16_224", 32, 192, options={"img_size": 32}),
     Entry("timm", "deit_tiny_distilled_patch16_224", 32, 192, (HEADLESS,), {"img_size": 32}),
     Entry("timm", "eva02_tiny_patch14_224", 28, 192, (UNMASKED,), {"img_size": 28}),
-    Entry("timm", "beit_base_patch16_224", 32, 768, (UNMASKED,), {"img_size": 32}),
-    Entry("timm", "cait_xxs24_224", 32, 192, (UNMASKED,), {"img_size": 32}),
+    Entry("timm", "beit_base_patch16_224", 32, 768, (UNMASKED,), {"img_size": 32, "depth": 3}),
+    Entry("timm", "cait_xxs24_224", 32, 192, (UNMASKED,), {"img_size": 32, "depth": 6}),
     Entry("timm", "xcit_nano_12_p16_224", 32, 128, (UNMASKED,), {"img_size": 32}),
     Entry("timm", "swin_tiny_patch4_window7_224", 56, 768, options={"img_size": 56}),
     Entry("timm", "swinv2_tiny_window8_256", 64, 768, (UNMASKED,), {"img_size": 64}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.util
 import os
 import subprocess
@@ -11,9 +13,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.testing
+from lightning_fabric.utilities import registry
 
+# what never changes and takes longer than most tests: all commands with their options, the plugins of all packages
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+registry.entry_points = functools.cache(registry.entry_points)
+gc.disable()  # a quarter of the seconds of collecting 5,600 tests would be looking for garbage among modules
 pytest_plugins = ["small_run"]  # its fixtures
 PACKED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -79,8 +79,9 @@ def test_a_notebook_runs_and_prints_what_is_stored_in_it(path, tmp_path, monkeyp
     import nbformat
 
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # Jupyter has its own
-    found = tool("notebooks").execute(path, tmp_path)
-    stored = nbformat.read(path, as_version=4)
+    shorter = tmp_path / path.name  # what is printed, but for numbers, depends on no number of steps
+    shorter.write_text(path.read_text(encoding="utf-8").replace("steps=300)", "steps=100)"), encoding="utf-8")
+    found, stored = tool("notebooks").execute(shorter, tmp_path), nbformat.read(path, as_version=4)
     assert words_of(found) == words_of(stored) and len(notebook_outputs(stored)) >= 4
     assert any("image/png" in output.get("data", {}) for output in notebook_outputs(found))
     assert not [output for output in notebook_outputs(found) if output.get("name") == "stderr"]

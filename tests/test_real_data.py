@@ -4,6 +4,7 @@ import pytest
 import torch
 from lightning_fabric import Fabric
 
+from calgp.data import load
 from calgp.runs import RunFolder, TrainingData, from_json
 from calgp.training import train_run
 from folders import evaluate
@@ -16,6 +17,7 @@ def mnist_run(data_dir, tmp_path_factory) -> RunFolder:
     run = from_json(
         {
             "method": "cnn-gp-sorf-paper",
+            "backbone": "lenet",
             "source": "mnist",
             "train_size": 2000,
             "steps": 150,
@@ -30,11 +32,14 @@ def mnist_run(data_dir, tmp_path_factory) -> RunFolder:
 
 
 def test_two_thousand_mnist_images_teach_digits_and_leave_letters_uncertain(mnist_run, data_dir):
-    inside = evaluate(mnist_run, directory=data_dir, passes=3)
-    outside = evaluate(mnist_run, source="notmnist", directory=data_dir, passes=3)
+    images = {name: load(name, "test", directory=data_dir) for name in ("mnist", "notmnist")}
+    assert [len(each) for each in images.values()] == [10_000, 18_724]
+    inside, outside = (
+        evaluate(mnist_run, source=name, images=each.balanced(3000, 0), passes=3) for name, each in images.items()
+    )
     # a network that has learned nothing has an error of 0.9 and an AUROC of 0.5
-    assert inside.n == 10_000 and inside.own.scores.err < 0.08
-    assert outside.n == 18_724 and outside.outside
+    assert inside.n == 3000 and inside.own.scores.err < 0.08
+    assert outside.n == 3000 and outside.outside
     assert outside.ood["entropy"].auroc.value > 0.8
     assert outside.mean_entropy > 2 * inside.mean_entropy
 
@@ -43,7 +48,7 @@ def test_cifar_images_train_a_resnet(data_dir, tmp_path):
     run = from_json(
         {
             "method": "cnn-gp-sorf",
-            "backbone": {"name": "resnet", "n": 1},
+            "backbone": {"name": "resnet", "n": 1, "widths": [8, 16, 32]},
             "source": "cifar10",
             "train_size": 500,
             "steps": 40,

@@ -139,7 +139,7 @@ class Option:
     def metavar(self) -> str:
         return _metavar(self.type)
 
-    @property
+    @functools.cached_property
     def choices(self) -> tuple[str, ...]:
         """The words that it may be."""
         return tuple(word for leaf, _ in _alternatives(self.type) for word in _words_of(leaf))
@@ -172,13 +172,14 @@ class Option:
 
     def allows(self, value: Any) -> bool:
         """Whether a value of the right type is within the limits, and a word one of the choices."""
-        each = value if isinstance(value, tuple) else (value,)
-        numbers = [one for one in each if isinstance(one, int | float) and not isinstance(one, bool)]
-        words = [one for one in each if isinstance(one, str)]
-        free = not self.choices or any(leaf is str for leaf, _ in _alternatives(self.type))
-        return (free or {*words} <= {*self.choices}) and all(
-            self.about.within is None or number in self.about.within for number in numbers
-        )
+        return all(map(self._allows_one, value if isinstance(value, tuple) else (value,)))
+
+    def _allows_one(self, value: Any) -> bool:
+        if isinstance(value, str):
+            free = not self.choices or any(leaf is str for leaf, _ in _alternatives(self.type))
+            return free or value in self.choices
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return not number or self.about.within is None or value in self.about.within
 
     def error(self, value: Any, *, of: str = "") -> CalgpError:
         name = f"{of}.{self.name}" if of else self.name

@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from calgp import cli
 from calgp.paper import EXPERIMENTS, rows_of
 from calgp.paper.scales import MNIST, RF, SCALES
 from calgp.search.jobs import Paths
+from forked import python
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(not (ROOT / "tools").is_dir(), reason="tools/ is only in a checkout")
@@ -27,7 +27,7 @@ sys.modules["calgp"] = None
 sys.argv = ["check_verdicts", {str(folder)!r}]
 runpy.run_path({str(ROOT / "tools/check_verdicts.py")!r}, run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = python("-c", script)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -191,13 +191,13 @@ def test_three_kills_of_a_rank_lose_nothing():
 
 
 @pytest.mark.slow
-def test_torchrun_trains_and_evaluates(tmp_path):
+def test_torchrun_trains_and_evaluates(tmp_path, monkeypatch):
     """The real command lines, of two processes; one table, one bar."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "calgp"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "calgp"]
     options = ["--source=digits", "--train-size=60", "--size=14", "--steps=2", "--threads=1", "--device=cpu"]
 
     def run(*arguments):
-        return subprocess.run([*torchrun, *arguments], capture_output=True, text=True)
+        return python(*torchrun, *arguments)
 
     trained = run("train", "--out", str(tmp_path / "run"), *options)
     assert trained.returncode == 0, trained.stderr[-2000:]
@@ -206,8 +206,14 @@ def test_torchrun_trains_and_evaluates(tmp_path):
     evaluated = run("evaluate", str(tmp_path / "run"), "-S", "2", "--json", "--device", "cpu")
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert json.loads(evaluated.stdout)["n"] == 1000
-    refused = run("verify", str(tmp_path / "run"))
-    assert refused.stderr.count("Invalid command under torchrun: must be train, evaluate or predict") == 1
+    said = ""
+    for rank in "01":  # as torchrun starts them
+        for name, value in (("TORCHELASTIC_RUN_ID", "it"), ("WORLD_SIZE", "2"), ("RANK", rank), ("LOCAL_RANK", rank)):
+            monkeypatch.setenv(name, value)
+        refused = python("-m", "calgp", "verify", tmp_path / "run")
+        assert refused.returncode
+        said += refused.stderr
+    assert said.count("Invalid command under torchrun: must be train, evaluate or predict") == 1
 
 
 class Ranks:

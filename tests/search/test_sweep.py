@@ -96,9 +96,9 @@ def test_parts_are_disjoint_and_complete(count):
 
 def test_a_file_says_the_same_as_flags():
     file = {**TINY, "grid": {"lr": [1e-3, 1e-2], "method.keep": 0.5}, "sweep": {"seeds": [1, 2], "random": 1}}
-    flags = described(TINY, ["lr=1e-3,1e-2", "method.keep=0.5"], {"seeds": [1, 2], "random": 1})
-    assert described(file, [], {}) == flags
-    over = described(file, ["lr=5e-3"], {"seeds": [7]})
+    flags = described(TINY, ["lr=1e-3,1e-2", "method.keep=0.5"], seeds=[1, 2], random=1)
+    assert described(file, []) == flags
+    over = described(file, ["lr=5e-3"], seeds=[7])
     assert (over.axes["learning_rate"], over.seeds) == ((5e-3,), (7,))
 
 
@@ -116,9 +116,9 @@ def test_a_file_says_the_same_as_flags():
         (lambda: Sweep(TINY, {f"o{i}": tuple(range(10)) for i in range(9)}), "more than 100,000 runs"),
         (lambda: Sweep(TINY | {"holdout": 0}, AXES).jobs(), "--holdout 0.1"),
         (lambda: Sweep(TINY, {"method.keeps": (1, 2)}).jobs(), "method.keeps=1: method has no option 'keeps'"),
-        (lambda: described({"sweep": {"sedes": [1]}}, [], {}), "no option 'sedes'"),
+        (lambda: described({"sweep": {"sedes": [1]}}, []), "no option 'sedes'"),
         (
-            lambda: described({"sweep": {"random": "x"}}, [], {}),
+            lambda: described({"sweep": {"random": "x"}}, []),
             "Invalid sweep.random='x': must be none or a whole number from 1",
         ),
         (lambda: Part.parse("0/3"), "INDEX/COUNT"),

@@ -24,7 +24,6 @@ from calgp.cli.shared import (
     open_fabric,
     open_folder,
     out,
-    require_positive,
     writable,
 )
 from calgp.errors import CalgpError, path_error
@@ -49,11 +48,14 @@ ScoreOption = Annotated[str, typer.Option(help="The uncertainty score: confidenc
 CoverageOption = Annotated[
     float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
 ]
-
 FalseAlarmOption = Annotated[
     float | None,
     typer.Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
 ]
+EmpiricalOption = Annotated[
+    bool, typer.Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
+]
+EmptyOption = Annotated[bool, typer.Option("--empty", help="Leave empty sets empty, instead of adding the top class.")]
 
 
 def evaluate(
@@ -92,7 +94,6 @@ def evaluate(
 
     check_sampling(passes, seed)
     corruptions = [None] if corrupt is None else Corruption.parse(corrupt, seed=corrupt_seed)
-    require_positive("devices", devices)
     fabric = open_fabric(device, "32-true", threads, devices)
     folder = runs.on_first(fabric, lambda: writable(open_folder(run)))
     classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated)
@@ -184,16 +185,12 @@ def decide(
     run: RunArgument,
     error: ErrorOption = None,
     confidence: Annotated[float, typer.Option(help="Probability that --error holds on new images.")] = 0.95,
-    empirical: Annotated[
-        bool, typer.Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
-    ] = False,
+    empirical: EmpiricalOption = False,
     score: ScoreOption = "confidence",
     coverage: CoverageOption = None,
     sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
     by_class: Annotated[bool, typer.Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
-    empty: Annotated[
-        bool, typer.Option("--empty", help="Leave empty sets empty, instead of adding the top class.")
-    ] = False,
+    empty: EmptyOption = False,
     false_alarm: FalseAlarmOption = None,
     uncalibrated: UncalibratedOption = False,
     passes: PassesOption = None,

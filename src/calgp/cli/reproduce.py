@@ -14,6 +14,7 @@ from calgp.cli.shared import (
     GpusOption,
     JobsOption,
     ThreadsOption,
+    check_all_ran,
     open_fabric,
     out,
 )
@@ -84,9 +85,7 @@ def reproduce(
     command = ["calgp", "reproduce", name, "--scale", scale, *["--faithful"] * faithful]
     place = folder / (scale + "-faithful" * faithful)
     _write_pages(work, [each for each in chosen if cells[each.name]], size, cells, place, command, failures)
-    if failures:
-        again = f"Not everything could be run; `{shlex.join(command)}` tries again. "
-        raise CalgpError(again + " ".join(failures.values()))
+    check_all_ran(failures, f"`{shlex.join(command)}`")
 
 
 @dataclass(frozen=True)

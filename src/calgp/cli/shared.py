@@ -1,6 +1,7 @@
 """What the commands share: consoles, options that are not of a run, devices and run folders."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,6 +111,8 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
 
     if processes is None and ranks() > 1:
         raise CalgpError("Invalid command under torchrun: must be train, evaluate or predict; start others without it.")
+    if processes is not None:
+        require_positive("devices", processes)
     logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning_fabric")
     tune_process()
@@ -152,6 +155,11 @@ def check_sampling(passes: int | None, seed: int) -> None:
     require_positive("passes", 1 if passes is None else passes)
     if seed not in SEED:
         raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
+
+
+def check_all_ran(failures: Mapping[str, str], again: str = "the same command") -> None:
+    if failures:
+        raise CalgpError(f"Not everything could be run; {again} tries again. " + " ".join(failures.values()))
 
 
 def require_positive(name: str, value: int) -> None:

@@ -16,6 +16,7 @@ from calgp.cli.shared import (
     JobsOption,
     JsonOption,
     ThreadsOption,
+    check_all_ran,
     open_fabric,
     out,
 )
@@ -93,13 +94,10 @@ def sweep(
     from calgp.search.engines import find_engine
     from calgp.search.jobs import Paths
 
-    given: dict[str, Json] = {
-        "random": random, "draw_seed": draw_seed, "samples": samples, "evaluate": evaluate or None,
-        "seeds": seeds and _seeds(seeds),
-    }  # fmt: skip
-    # those that are None stand in the file, or are the defaults
-    given = {name: value for name, value in given.items() if value is not None}
-    wanted = sweeping.described(options, grid or [], given)
+    wanted = sweeping.described(
+        options, grid or [], random=random, draw_seed=draw_seed, samples=samples, evaluate=evaluate or None,
+        seeds=seeds and _seeds(seeds),
+    )  # fmt: skip
     chosen = sweeping.Part.parse(part) if part else None
     workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
     todo = sweeping.missing_jobs(wanted, Paths(folder / "runs", data=data), chosen)
@@ -110,8 +108,7 @@ def sweep(
         failures = sweeping.run_sweep(wanted, folder, data=data, part=chosen, engine=workers, watch=watch)
     if chosen is None or not sweeping.missing_jobs(wanted, Paths(folder / "runs")):  # the last part writes them
         _write_found(wanted, folder, failures, as_json=as_json)
-    if failures:
-        raise CalgpError("Not everything could be run; the same command tries again. " + " ".join(failures.values()))
+    check_all_ran(failures)
 
 
 def _write_found(wanted: "Sweep", folder: Path, failures: dict[str, str], *, as_json: bool) -> None:

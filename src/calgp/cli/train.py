@@ -1,6 +1,6 @@
 """The command `calgp train`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from calgp.cli.shared import (
     is_rank_zero,
     open_fabric,
     out,
-    require_positive,
 )
 from calgp.errors import CalgpError, path_error
 from calgp.json_values import Json
@@ -92,19 +91,12 @@ def train(
 
     Example: calgp train --source mnist --minutes 10
     """
-    _check_resume({**options, **({} if network is None else {"network": network})}, folder, resume)
-    if weights is not None and network is None:
-        raise CalgpError("Invalid --weights without --network: they are of a pretrained network.")
+    _check_together(resume, others=bool(options or folder or network is not None), network=network, weights=weights)
     from calgp import runs, training
-    from calgp.training.run_training import described_run
 
-    if resume:
-        run, begun_in = _begun(resume)
-    else:
-        run, begun_in = described_run(options, network, weights), None
+    run, begun_in = _begun(resume) if resume else (training.described_run(options, network, weights), None)
     go_on = go_on or runs.restarted()
     _check_saving(checkpoint_seconds, go_on=go_on, somewhere=bool(folder or resume))
-    require_positive("devices", devices)
     fabric = open_fabric(device, precision or begun_in or "32-true", threads, devices)
     target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: training.new_folder(run).path))
     go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
@@ -123,12 +115,14 @@ def train(
             out.print(sentence, soft_wrap=True, highlight=False)
 
 
-def _check_resume(options: Mapping[str, Json], folder: Path | None, resume: Path | None) -> None:
-    """Refuse what --resume cannot go with, before anything is imported that takes long."""
-    if resume is not None and (options or folder):
+def _check_together(resume: Path | None, *, others: bool, network: str | None, weights: str | None) -> None:
+    """Refuse options that cannot go together, before anything is imported that takes long."""
+    if resume is not None and others:
         raise CalgpError("Invalid --resume: the run goes on as it is; give no other options of the run.")
     if resume is not None and not resume.exists():
         raise path_error("run folder", resume)
+    if weights is not None and network is None:
+        raise CalgpError("Invalid --weights without --network: they are of a pretrained network.")
 
 
 def _check_saving(checkpoint_seconds: float, *, go_on: bool, somewhere: bool) -> None:

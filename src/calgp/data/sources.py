@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import lzma
 from dataclasses import dataclass
 from importlib import resources
@@ -195,8 +196,9 @@ class CifarSource(Source):
         )
 
 
+@functools.cache
 def _read_bundled(name: str) -> list[np.ndarray]:
-    """The arrays of a file that comes with calgp."""
+    """The arrays of a file that comes with calgp; unpacking takes longer than a short training, so it is done once."""
     file = resources.files("calgp.data") / "embedded" / f"{name}.xz"
     with file.open("rb") as packed, lzma.open(packed) as stream:
         return [np.lib.format.read_array(stream, allow_pickle=False) for _ in range(3)]

@@ -15,6 +15,7 @@ from ._outcomes import Outcomes, check_some
 
 OURS = EcePreset(bins=20, confidence="mean", closed="right", certain="kept", edges="k/M")  # `metrics.ece`
 WEIGHTS = 2**22  # of images in resamples, that are held at a time
+LEVELS = 2**16  # of scores in resamples, likewise: more would leave the processor's cache
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,19 @@ def bootstrap_ood(
     """
     _check(resamples, level)
     generator = torch.Generator().manual_seed(seed)
-    inside_rank, outside_rank, levels = ranks(inside, outside)
+    *sides, levels = ranks(inside, outside)
 
-    def resampled(rank: Int[Tensor, "N"]) -> Int[Tensor, "L"]:
-        return torch.bincount(rank[_draw(len(rank), generator).to(rank.device)], minlength=levels)
+    def resampled(count: int) -> Float[Tensor, "R 4"]:
+        counts = [
+            torch.bincount(rank[_draw(len(rank), generator).to(rank.device)], minlength=levels)
+            for _ in range(count)
+            for rank in sides
+        ]
+        return detection(torch.stack(counts[::2]), torch.stack(counts[1::2]))
 
-    values = torch.stack([detection(resampled(inside_rank), resampled(outside_rank)) for _ in range(resamples)])
-    estimate = detection(torch.bincount(inside_rank, minlength=levels), torch.bincount(outside_rank, minlength=levels))
+    starts = range(0, resamples, step := max(1, LEVELS // levels))
+    values = torch.cat([resampled(min(step, resamples - start)) for start in starts])
+    estimate = detection(*(torch.bincount(rank, minlength=levels) for rank in sides))
     names = OutOfDistribution.__dataclass_fields__
     return {name: _percentiles(estimate[i], values[:, i], level) for i, name in enumerate(names)}
 
@@ -138,13 +145,12 @@ def resampled_scores(outcomes: Outcomes, weights: Float[Tensor, "R N"]) -> dict[
     """
     wrong = (~outcomes.correct).to(outcomes.confidence)
     columns = [wrong, -outcomes.label_log_prob, outcomes.brier, outcomes.entropy, outcomes.confidence - 1 + wrong]
-    n = len(outcomes)
-    means = weights @ torch.stack(columns, 1) / n
-    names = ["err", "mnll", "brier", "entropy", "gap"]
-    found: dict[str, Tensor] = dict(zip(names, means.unbind(1), strict=True))
-    for name, preset in {"ece": OURS, "ece_paper": ECE_PRESETS["paper"], "ece_authors": ECE_PRESETS["authors"]}.items():
-        found[name] = (weights @ bin_excess(outcomes, preset)).abs().sum(1) / n
-    return found
+    presets = {"ece": OURS, "ece_paper": ECE_PRESETS["paper"], "ece_authors": ECE_PRESETS["authors"]}
+    parts = [torch.stack(columns, 1), *(bin_excess(outcomes, preset) for preset in presets.values())]
+    # one product for all: reading the weights takes the time
+    means, *excess = (weights @ torch.cat(parts, 1) / len(outcomes)).split([part.shape[1] for part in parts], 1)
+    found = dict(zip(["err", "mnll", "brier", "entropy", "gap"], means.unbind(1), strict=True))
+    return found | {name: each.abs().sum(1) for name, each in zip(presets, excess, strict=True)}
 
 
 def resampled_ood(
@@ -161,11 +167,13 @@ def resampled_ood(
     """
     inside_rank, outside_rank, levels = ranks(inside, outside)
 
-    def counted(rank: Int[Tensor, "N"], weights: Float[Tensor, "N"]) -> Int[Tensor, "L"]:
-        return torch.bincount(rank, weights, minlength=levels).long()
+    def counted(rank: Int[Tensor, "N"], weights: Float[Tensor, "R N"]) -> Int[Tensor, "R L"]:
+        return torch.stack([torch.bincount(rank, each, minlength=levels) for each in weights]).long()
 
-    pairs = zip(inside_weights, outside_weights, strict=True)
-    values = torch.stack([detection(counted(inside_rank, a), counted(outside_rank, b)) for a, b in pairs])
+    parts = zip(
+        *(weights.split(max(1, LEVELS // levels)) for weights in (inside_weights, outside_weights)), strict=True
+    )
+    values = torch.cat([detection(counted(inside_rank, a), counted(outside_rank, b)) for a, b in parts])
     return dict(zip(OutOfDistribution.__dataclass_fields__, values.unbind(1), strict=True))
 
 

@@ -44,21 +44,22 @@ def ranks(inside: Float[Tensor, "N"], outside: Float[Tensor, "M"]) -> tuple[Int[
     return level[: len(inside)], level[len(inside) :], len(values)
 
 
-def detection(inside: Int[Tensor, "L"], outside: Int[Tensor, "L"]) -> Float[Tensor, "4"]:
+def detection(inside: Int[Tensor, "... L"], outside: Int[Tensor, "... L"]) -> Float[Tensor, "... 4"]:
     """AUROC, both AUPRs and FPR95 from the number of examples at each level of score, highest level first."""
-    false, true = inside.cumsum(0), outside.cumsum(0)  # flagged at a threshold that includes the level
-    n, m = false[-1], true[-1]
+    false, true = inside.cumsum(-1), outside.cumsum(-1)  # flagged at a threshold that includes the level
+    n, m = false[..., -1:], true[..., -1:]
     # Σ over inside examples of the outside ones above, and half of the equal ones; doubled, it is an integer
-    auroc = (inside * (2 * true - outside)).sum().double() / (2 * n * m)
-    aupr_out = _average_precision(outside, true, inside, false)
-    aupr_in = _average_precision(inside, n - false + inside, outside, m - true + outside)  # counted from below
-    fpr95 = false[(20 * true >= 19 * m).int().argmax()].double() / n  # in integers: 0.95 is no binary fraction
-    return torch.stack([auroc, aupr_out, aupr_in, fpr95])
+    auroc = (inside * (2 * true - outside)).sum(-1).double() / (2 * n * m).squeeze(-1)
+    aupr_out = _average_precision(outside, true, false)
+    aupr_in = _average_precision(inside, n - false + inside, m - true + outside)  # counted from below
+    reached = (20 * true < 19 * m).sum(-1, keepdim=True)  # in integers: 0.95 is no binary fraction
+    fpr95 = (false.gather(-1, reached).double() / n).squeeze(-1)
+    return torch.stack([auroc, aupr_out, aupr_in, fpr95], -1)
 
 
 def _average_precision(
-    positive: Int[Tensor, "L"], positives: Int[Tensor, "L"], negative: Int[Tensor, "L"], negatives: Int[Tensor, "L"]
-) -> Float[Tensor, ""]:
+    positive: Int[Tensor, "... L"], positives: Int[Tensor, "... L"], negatives: Int[Tensor, "... L"]
+) -> Float[Tensor, "..."]:
     # Σ (recall − previous recall) · precision
     precision = positives / (positives + negatives).clamp(min=1).double()
-    return (positive * precision).sum() / positive.sum()
+    return (positive * precision).sum(-1) / positive.sum(-1)

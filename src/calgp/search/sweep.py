@@ -183,14 +183,15 @@ def axis_of(name: str, given: Json) -> tuple[str, Axis]:
     return name, tuple(values)
 
 
-def described(options: Mapping[str, Json], grid: Iterable[str], given: Mapping[str, Json]) -> Sweep:
-    """A sweep of plain data, whose tables `grid` and `sweep` go behind the axes and the options of the sweep given."""
+def described(options: Mapping[str, Json], grid: Iterable[str], **given: Json) -> Sweep:
+    """A sweep of plain data, whose tables `grid` and `sweep` go behind the axes and the options given (None: not)."""
     options = dict(options)
     axes, sweep = options.pop("grid", {}), options.pop("sweep", {})
     if not isinstance(axes, dict) or not isinstance(sweep, dict):
         raise CalgpError("grid and sweep must be tables: [grid] of names and values, [sweep] of seeds, random …")
     found = dict(axis_of(name, given) for name, given in axes.items()) | dict(map(parse_axis, grid))
-    return validate(Sweep, {**sweep, **given, "options": options, "axes": found}, of="sweep")
+    own = {name: value for name, value in given.items() if value is not None}
+    return validate(Sweep, {**sweep, **own, "options": options, "axes": found}, of="sweep")
 
 
 def _range(name: str, text: str) -> Range:

@@ -75,21 +75,7 @@ def train_run(
             every=CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds, watch=watch
         )
         del training  # its optimiser takes more memory than the model
-        with explain_numbers(run, "cannot be finished"):
-            run.method.finish(model, data.train)
-        calibration = on_first(fabric, lambda: _calibration(run, model, data.held_out, folder, card))
-        if calibration is not None:
-            folder.write_calibration(calibration)
-        outliers = on_first(fabric, lambda: _outliers(run, model, data))
-        if outliers is not None:
-            write_outliers(folder, outliers)
-        folder.flush_log()
-        folder.write_tensors("model.safetensors", model.state_dict())
-        folder.remove(CHECKPOINT)
-        fabric.barrier()  # no rank is done before the model is there
-    return Classifier(
-        _as_loaded(model, card), card, folder=folder, calibration=calibration, outliers=outliers, fabric=fabric
-    )
+        return _finished(run, model, card, data, folder, fabric)
 
 
 def _check_given(run: Run, data: TrainingData, accumulate: int) -> None:
@@ -102,6 +88,25 @@ def _check_given(run: Run, data: TrainingData, accumulate: int) -> None:
         raise CalgpError(f"patience={run.patience} needs images to stop by: TrainingData(train, held_out, stopping).")
     if not 0 < accumulate <= run.batch_size:
         raise CalgpError(f"Invalid accumulate={accumulate}: must be 1 to {run.batch_size}, the images of a batch.")
+
+
+def _finished(run: Run, model: Model, card: Card, data: TrainingData, folder: RunFolder, fabric: Fabric) -> Classifier:
+    """What comes after the last step: the method's own end, a calibrator, an outlier score; the model's file last."""
+    with explain_numbers(run, "cannot be finished"):
+        run.method.finish(model, data.train)
+    calibration = on_first(fabric, lambda: _calibration(run, model, data.held_out, folder, card))
+    if calibration is not None:
+        folder.write_calibration(calibration)
+    outliers = on_first(fabric, lambda: _outliers(run, model, data))
+    if outliers is not None:
+        write_outliers(folder, outliers)
+    folder.flush_log()
+    folder.write_tensors("model.safetensors", model.state_dict())
+    folder.remove(CHECKPOINT)
+    fabric.barrier()  # no rank is done before the model is there
+    return Classifier(
+        _as_loaded(model, card), card, folder=folder, calibration=calibration, outliers=outliers, fabric=fabric
+    )
 
 
 def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFolder, card: Card) -> Calibration | None:

@@ -91,18 +91,8 @@ def upgrade(
     if not 0 < share < 1:
         raise CalgpError(f"Invalid share={share:g}: must be a share between 0 and 1, such as 0.5.")
     last, held = collected(network, held_out, layer)
-    if classes is None:
-        own = held_out.classes if isinstance(held_out, Images) else ()
-        classes = own if len(own) == held.f.shape[1] else range(held.f.shape[1])
-    names = tuple(map(str, classes))
-    if len(names) != held.f.shape[1]:
-        raise CalgpError(f"{len(names)} classes are named; the network has {held.f.shape[1]}.")
-    order = torch.randperm(len(held.y), generator=torch.Generator().manual_seed(seed))
-    fitting, deciding = (held.take(rows) for rows in order.tensor_split([max(1, round(share * len(held.y)))]))
-    if not len(deciding.y) and (false_alarm, coverage, error) != (None, None, None):
-        raise CalgpError(
-            f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets; hold out more."
-        )
+    names = _class_names(classes, held_out, held.f.shape[1])
+    fitting, deciding = _parted(held, share, seed, decides=(false_alarm, coverage, error) != (None, None, None))
     trained = None if train is None else collected(network, train, last.name, keyed=False)[1]
     upgraded = _fitted(last, names, fitting, trained, posterior, structure, outliers, len(deciding.y))
     if not len(deciding.y):
@@ -116,6 +106,26 @@ def upgrade(
     )
     upgraded.fitted = _scaled_by_all(upgraded, held)
     return upgraded
+
+
+def _class_names(given: Sequence[object] | None, held_out: Data, count: int) -> tuple[str, ...]:
+    if given is None:
+        own = held_out.classes if isinstance(held_out, Images) else ()
+        given = own if len(own) == count else range(count)
+    if len(given) != count:
+        raise CalgpError(f"{len(given)} classes are named; the network has {count}.")
+    return tuple(map(str, given))
+
+
+def _parted(held: Collected, share: float, seed: int, *, decides: bool) -> tuple[Collected, Collected]:
+    """What the scaling is fitted on, and what thresholds and sets are."""
+    order = torch.randperm(len(held.y), generator=torch.Generator().manual_seed(seed))
+    fitting, deciding = (held.take(rows) for rows in order.tensor_split([max(1, round(share * len(held.y)))]))
+    if decides and not len(deciding.y):
+        raise CalgpError(
+            f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets; hold out more."
+        )
+    return fitting, deciding
 
 
 def _scaled_by_all(upgraded: UpgradedClassifier, held: Collected) -> Upgrade:
