@@ -25,7 +25,6 @@ from calgp.cli.shared import (
     open_fabric,
     open_folder,
     out,
-    require_positive,
 )
 from calgp.errors import CalgpError, path_error
 
@@ -108,7 +107,6 @@ def predict(
     for path in images:
         if not path.exists():
             raise path_error("image", path)
-    require_positive("devices", devices)
     fabric = open_fabric(device, "32-true", threads, devices)
     classifier = runs.Classifier.load(open_folder(run), fabric=fabric, calibrated=not uncalibrated)
     found = classifier.predict(images, passes=passes, engine=engine, seed=seed)

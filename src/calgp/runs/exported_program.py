@@ -52,7 +52,7 @@ def open_model(path):
     session = onnxruntime.InferenceSession(path)
     about = json.loads(session.get_modelmeta().custom_metadata_map["calgp"])
     names = list(about["outputs"])
-    return about, lambda x: dict(zip(names, session.run(names, {"images": x}), strict=True))
+    return about, lambda x: dict(zip(names, map(np.asarray, session.run(names, {"images": x})), strict=True))
 
 
 def main():
