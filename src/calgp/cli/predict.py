@@ -93,27 +93,29 @@ def predict(
 
     check_sampling(passes, seed)
     workers = find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
+    few, many = csv is not None or as_json or devices > 1, skip_unreadable or jobs is not None or on != "local"
+    _check_flags(images, folder, few=few, many=many)
     if folder is not None:
-        if csv is not None or as_json or devices > 1:
-            raise CalgpError(
-                "--csv, --json and --devices do not go with --out, which makes .npz files; leave them out."
-            )
         return _predict_shards(
             run, images, folder, workers, calibrated=not uncalibrated, device=device, threads=threads, passes=passes,
             prediction=engine, seed=seed, rows_per_shard=rows_per_shard, skip_unreadable=skip_unreadable,
         )  # fmt: skip
-    if skip_unreadable or jobs is not None or on != "local":
-        raise CalgpError("--skip-unreadable, --jobs and --on are for many images; name a folder for them with --out.")
-    for path in images:
-        if not path.exists():
-            raise path_error("image", path)
     fabric = open_fabric(device, "32-true", threads, devices)
     classifier = runs.Classifier.load(open_folder(run), fabric=fabric, calibrated=not uncalibrated)
     found = classifier.predict(images, passes=passes, engine=engine, seed=seed)
-    if not is_rank_zero():
-        return
-    warn_of_decisions(classifier, found.passes)
-    _show(found, csv, escape=escape_csv, as_json=as_json)
+    if is_rank_zero():
+        warn_of_decisions(classifier, found.passes)
+        _show(found, csv, escape=escape_csv, as_json=as_json)
+
+
+def _check_flags(images: list[Path], folder: Path | None, *, few: bool, many: bool) -> None:
+    """Refuse flags for `few` images with a folder, those for `many` without; and then images that are not there."""
+    if folder is not None and few:
+        raise CalgpError("--csv, --json and --devices do not go with --out, which makes .npz files; leave them out.")
+    if folder is None and many:
+        raise CalgpError("--skip-unreadable, --jobs and --on are for many images; name a folder for them with --out.")
+    if folder is None and (missing := [path for path in images if not path.exists()]):
+        raise path_error("image", missing[0])
 
 
 def _show(found: "Prediction", csv: Path | None, *, escape: bool, as_json: bool) -> None:
