@@ -18,7 +18,10 @@ from calgp.runs import Classifier, RunFolder, from_json, shipped_run
 from calgp.training import train_run
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 12
-RUN = {"method": "cnn-gp-sorf", "train_size": 1000, "steps": STEPS, "learning_rate": 3e-3, "augment": ["none"]}
+RUN = {
+    "method": "cnn-gp-sorf", "backbone": "lenet", "train_size": 1000, "steps": STEPS, "learning_rate": 3e-3,
+    "augment": ["none"],
+}  # fmt: skip
 
 
 def found(folder: RunFolder, threads: int) -> dict:

@@ -63,9 +63,10 @@ def from_state(name: str, settings: Mapping[str, Json], tensors: Mapping[str, Te
     given, wanted = {*settings, *tensors}, {field.name for field in known}
     needed = {field.name for field in known if field.default is dataclasses.MISSING}
     if not needed <= given <= wanted:
+        missing, unknown = (", ".join(sorted(each)) or "nothing" for each in (needed - given, given - wanted))
         raise CalgpError(
-            f"The outlier score {name!r} is written with {', '.join(sorted(wanted)) or 'nothing'}; this one has "
-            f"{', '.join(sorted(given)) or 'nothing'}. It was written by another version or is damaged: fit it again."
+            f"The outlier score {name!r} was written by another version or is damaged (missing: {missing}; unknown: "
+            f"{unknown}): fit it again."
         )
     return cls(**settings, **tensors)
 
