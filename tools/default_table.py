@@ -144,7 +144,7 @@ def write_table() -> None:
         "`python tools/default_table.py run WORK`, then `table`. Every method has the same network, steps and",
         "augmentation, chosen by the images. Mean over seeds; ± is half of the range over seeds, if there are several.",
         "Scores of the whole test set. The ensemble has three plain networks.",
-        "Minutes are by the clock of a machine with other work (48.8: at the lowest priority).",
+        "Minutes are by the clock of a machine with other work.",
         "What is not listed was not run.",
         "",
         "| images | method | seeds | ERR | MNLL | ECE | minutes |",
