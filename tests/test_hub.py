@@ -25,7 +25,7 @@ from calgp.runs.pack import pack
 from hub_server import TOKEN, HubServer
 
 pytest.importorskip("huggingface_hub")
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 DIGITS = np.random.default_rng(0).integers(0, 256, (3, 28, 28), np.uint8)
 
@@ -43,6 +43,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    close_session()  # a client that another test has made keeps the proxy of that time
     yield hub
     hub.shutdown()
     hub.server_close()
