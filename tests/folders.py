@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calgp.data import Images
 from calgp.runs import Calibration, Check, Classifier, Evaluation, Exported, FittedDecisions, Prediction, RunFolder
-from calgp.runs.evaluation import PredictedImages
+from calgp.runs.evaluation import PredictedImages, evaluate_images
 from calgp.runs.reading import read_header, read_tensors
 from calgp.runs.training_data import held_out_images
 from forked import python
@@ -41,7 +41,7 @@ def evaluate(folder: RunFolder, fabric=None, *, calibrated: bool = True, **optio
 def evaluate_unsaved(
     folder: RunFolder, fabric=None, *, calibrated: bool = True, **options
 ) -> tuple[Evaluation, PredictedImages]:
-    return classifier(folder, fabric, calibrated=calibrated).evaluate_unsaved(**options)
+    return evaluate_images(classifier(folder, fabric, calibrated=calibrated), **options)
 
 
 def calibrate(folder: RunFolder, fabric=None, **options) -> Calibration:

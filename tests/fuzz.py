@@ -434,10 +434,10 @@ def run_readers(folder: Path) -> list[Reader]:
     def resume() -> object:
         """What resuming reads of a checkpoint, without the images."""
         card = begun.card()
-        checkpoint, model = LoadedCheckpoint.of(begun, card), build(card.run, card.task)
+        checkpoint, model = LoadedCheckpoint(*begun.checkpoint(card)), build(card.run, card.task)
         checkpoint.restore_model(model, begun.path)
         checkpoint.restore_optimiser(make_optimiser(card.run, model))
-        return range(checkpoint.progress.step), checkpoint.stopping(card.run)
+        return range(checkpoint.state.step), checkpoint.stopping(card.run)
 
     def toml(data: bytes) -> object:
         (folder / "run.toml").write_bytes(data)
@@ -574,7 +574,7 @@ def command_readers(folder: Path, run: Any, other: Any) -> list[Reader]:
 
     def serve() -> object:
         classifier = runs.Classifier.load(runs.RunFolder(place))
-        return model_response(classifier, ServedModel(classifier), Limits(), samples=50)
+        return model_response(classifier, ServedModel(classifier), Limits())
 
     def read(file: str) -> Callable[[bytes], object]:
         def reading(data: bytes) -> object:

@@ -457,13 +457,10 @@ def test_bad_folders_get_one_clear_sentence(run_cli, tmp_path):
     broken = folder_of(tmp_path / "broken", {"cat": 4, "dog": 4})
     for number in range(10):  # some of them in the training part
         (tmp_path / "broken" / "cat" / f"bad{number}.png").write_bytes(b"\x89PNG no")
-    sizes = folder_of(tmp_path / "sizes", {"cat": 4, "dog": 4})
-    Image.new("RGB", (9, 9)).save(tmp_path / "sizes" / "cat" / "small.png")
     for source, says in (
         (f"folder:{tmp_path / 'empty'}", "empty"),
         (one, "one class|two"),
         (broken, r"bad\d.png"),
-        (sizes, "size"),
     ):
         status, output = run_cli("train", "--source", source, "--steps", "1", "--out", "run")
         assert status == 1 and re.search(says, output), output
@@ -711,6 +708,23 @@ def test_predictions_are_readable_at_80_columns(random):
     assert max(map(len, text.splitlines())) <= 80
     assert ("0.981 ± 0.004" in text) == ("information" in text) == ("0.012" in text) == random
     assert "0.981" in text and "0.123" in text
+
+
+@pytest.mark.parametrize(
+    ("files", "title", "shown"),
+    [
+        (["/far/away/a/1.png", "/far/away/b/2.png"], "Files in /far/away", ["a/1.png", "b/2.png"]),
+        (["/far/away/a/1.png"], None, ["/far/away/a/1.png"]),
+        (["/far/1.png", "near/2.png"], None, ["/far/1.png", "near/2.png"]),
+        (["image 0", "image 1"], None, ["image 0", "image 1"]),
+    ],
+)
+def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
+    from calgp.cli.tables import PredictionRow, prediction_table
+
+    rows = [PredictionRow(file, "cat", 0.9, 0.1, 0.0, 0.0, {"cat": 0.9, "dog": 0.1}) for file in files]
+    table = prediction_table(rows)
+    assert table.title == title and list(table.columns[0].cells) == shown
 
 
 @pytest.mark.parametrize(

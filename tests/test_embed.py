@@ -20,7 +20,7 @@ from calgp import GPClassifier, cli
 from calgp.data import load
 from calgp.data.original import open_original
 from calgp.embeddings import load_embeddings
-from calgp.embeddings.cache import MANIFEST, read_manifest, shard_name
+from calgp.embeddings.cache import MANIFEST, read_manifest, shard_name, write_shard
 from calgp.embeddings.embed import EmbedOptions, embed
 from calgp.errors import CalgpError
 from calgp.nets.pretrained import find_network
@@ -164,6 +164,20 @@ def kill_in(folder, shards):
     if len(read_manifest(folder).shards) == shards:
         (folder / shard_name(shards)).write_bytes(b"half a shard")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_ctrl_c_on_the_command_line_ends_with_the_status_of_an_interrupt(photos, monkeypatch, capsys):
+    def press(*arguments):
+        write_shard(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("calgp.embeddings.embed.write_shard", press)
+    command = ("embed", "--network", "network.py:make", "--source", photos, "--rows-per-shard", "20", "--workers", "0")
+    monkeypatch.setattr("sys.argv", ["calgp", *command, "--out", "vectors"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130 and "nothing is lost" in capsys.readouterr().err
+    assert len(read_manifest(Path("vectors")).shards) < 3
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import reference
 from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.metrics import ECE_PRESETS, Outcomes, Reliability
-from calgp.metrics._calibration import _cells
+from calgp.metrics._calibration import FEW, _cells
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 sums of some thousand terms, in another order
 SINGLE = {"rtol": 2e-6, "atol": 2e-6}  # float32 has 24 bits; exp and log cost a few of the last
@@ -663,12 +663,11 @@ def test_memory_is_that_of_the_columns():
 
 @pytest.mark.parametrize("bins", [2, 20, 33, 34, 100])
 @pytest.mark.parametrize(("closed", "side"), [("right", "left"), ("left", "right")])
-def test_cells_are_those_of_a_search_among_the_edges(bins, closed, side):
-    """By comparisons with few edges, by bisection with many; confidences on the edges included."""
+@pytest.mark.parametrize("n", [500, FEW])
+def test_cells_are_those_of_a_search_among_the_edges(bins, closed, side, n):
+    """By comparisons of many confidences with few edges, else by bisection; confidences on the edges included."""
     edges = (torch.arange(1, bins, dtype=torch.float64) / bins).float()
-    confidence = torch.cat(
-        [torch.rand(500, generator=torch.Generator().manual_seed(0)), edges, torch.tensor([0.0, 1.0])]
-    )
+    confidence = torch.cat([torch.rand(n, generator=torch.Generator().manual_seed(0)), edges, torch.tensor([0.0, 1.0])])
     found = _cells(confidence[None], edges, closed)
     np.testing.assert_array_equal(found[0], np.searchsorted(edges.numpy(), confidence.numpy(), side=side))
     assert found.dtype == torch.long

@@ -23,6 +23,7 @@ from calgp.data import Images, load
 from calgp.metrics import Scores
 from calgp.nets.pretrained import find_network
 from calgp.runs import TrainingData, from_json
+from calgp.runs.evaluation import evaluate_images
 
 NETWORK, SIZE, TRAIN, TEST, EPOCHS = "network.py:lite0", 96, 2000, 2000, 3
 CS = 10 ** np.linspace(-5, 1, 13)
@@ -46,11 +47,11 @@ def tuned(out: str, method: str, options: str = "{}") -> None:
     seconds, test = time.process_time() - begun, test_images()
     show(f"{method}, calibrated {run.calibration is not None}", scores_of(run, test), seconds)
     if run.calibration is not None:
-        show(f"{method}, as trained", scores_of(run.uncalibrated(), test), seconds)
+        show(f"{method}, as trained", scores_of(run.calibrated_by(None), test), seconds)
 
 
 def scores_of(run: calgp.Classifier, test: Images) -> Scores:
-    found = run.evaluate_unsaved("cifar10", images=test)[0].scores
+    found = evaluate_images(run, "cifar10", images=test)[0].scores
     assert found is not None  # noqa: S101
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 class CalgpError(Exception):
     """An error that the user can fix: the message says what was wrong, what was expected and what to do.
 
-    Raised for files, options and data that cannot be used. The command line prints it and exits with status 1.
+    Raised for files, options and data that cannot be used. The command line prints it and exits with its `status`.
 
     >>> import calgp
     >>> try:
@@ -19,7 +19,14 @@ class CalgpError(Exception):
     True
     """
 
-    on_one_rank = False  # whether it happened on one of several ranks only, so that rank 0 cannot print it
+    status = 1
+    on_one_rank = False  # whether rank 0 cannot print it: see `OneRankError`
+
+
+class OneRankError(CalgpError):
+    """What failed on one of several ranks only: that rank prints it."""
+
+    on_one_rank = True
 
 
 def short_repr(value: Any) -> str:

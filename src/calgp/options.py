@@ -151,7 +151,7 @@ class Option:
                 return self.check(reading)
             except CalgpError:
                 continue
-        raise self.error(_json(text), of=of)
+        raise self.error(json_or_text(text), of=of)
 
     def show(self, value: Any) -> str:
         """A text that `parse` reads as this value."""
@@ -244,19 +244,20 @@ def _validated(type_: Any, value: Any) -> Any:
     from pydantic import ValidationError
 
     try:
-        return _adapter(type_).validate_python(value)
+        return adapter(type_).validate_python(value)
     except ValidationError:
         return ...
 
 
 @functools.cache
-def _adapter(type_: Any) -> Any:
+def adapter(type_: Any) -> Any:
+    """Pydantic's checks of a type, made once."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(type_)
 
 
-def _json(text: str) -> Any:
+def json_or_text(text: str) -> Any:
     """JSON where it is JSON, else the text."""
     try:
         return json.loads(text)
@@ -267,7 +268,7 @@ def _json(text: str) -> Any:
 def _readings(text: str) -> Iterator[Any]:
     """What a text may mean, the most exact first: JSON, itself, a list, None."""
     parts = [part.strip() for part in text.split(",")]
-    yield from (_json(text), str(text), [_json(part) for part in parts], parts)
+    yield from (json_or_text(text), str(text), [json_or_text(part) for part in parts], parts)
     if text.lower() == "none":
         yield None
 

@@ -53,7 +53,8 @@ class Run:
         group=IMAGES,
     )
     size: int | None = option(
-        None, "Resize images to a square of this side.", within=WHOLE, default_text="as they are", example=64,
+        None, "Resize images to a square of this side.", within=WHOLE, example=64,
+        default_text="as they are; 64 for files that differ in size or are larger than 256",
         group=IMAGES,
     )  # fmt: skip
     colour: Literal["grey", "rgb"] | None = option(

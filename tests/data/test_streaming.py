@@ -108,12 +108,31 @@ def test_an_image_that_has_changed_its_size_is_named(tmp_path):
         images.pixels()
 
 
-def test_different_sizes_are_refused_before_anything_is_decoded(tmp_path):
+@pytest.mark.parametrize("workers", [0, None])
+@pytest.mark.parametrize(
+    ("width", "height", "side"),
+    [(9, 5, 28), (90, 5, 64), (28, 28, None)],  # never enlarged beyond the largest; never large
+)
+def test_images_that_differ_in_size_are_stretched(tmp_path, workers, width, height, side):
     write_digits(tmp_path, 30)
-    Image.fromarray(np.zeros((5, 9), np.uint8)).save(tmp_path / "digit 1" / "wide.png")
-    with pytest.raises(CalgpError, match=r"differ in size: .* is 28×28, .*wide.png is 9×5; pass --size"):
-        Folder(tmp_path, workers=0).load("train")
-    assert Folder(tmp_path, workers=0, size=8).load("train").x[:3].shape == (3, 1, 8, 8)
+    Image.fromarray(np.zeros((height, width), np.uint8)).save(tmp_path / "digit 1" / "other.png")
+    for part in ("train", "test"):
+        images = Folder(tmp_path, workers=workers).load(part)
+        assert images.side == side and images.x.shape[2:] == (side or 28, side or 28)
+        assert ("--size" in images.split_note) == (side is not None)
+    named = Folder(tmp_path, workers=workers, size=8).load("train")
+    assert named.side is None and named.x[:3].shape == (3, 1, 8, 8)
+
+
+def test_large_images_are_stretched_even_if_they_have_one_size(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.fromarray(np.zeros((200, 300), np.uint8)).save(tmp_path / name / f"{number}.png")
+    assert Folder(tmp_path, test_share=1).load("test").x.shape == (4, 1, 64, 64)
+    for file in tmp_path.rglob("*.png"):
+        Image.fromarray(np.zeros((200, 256), np.uint8)).save(file)
+    assert Folder(tmp_path, test_share=1).load("test").x.shape == (4, 1, 200, 256)
 
 
 def slow(index):

@@ -24,7 +24,7 @@ from calgp.gp import (
     predict,
     predict_batches,
 )
-from calgp.gp.likelihoods import covariance_root
+from calgp.gp.cholesky import covariance_root
 
 SEED_ONLY = {"rtol": 0, "atol": 1e-5}  # what may differ with chunks and batches: float32 sums in another order
 

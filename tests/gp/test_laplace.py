@@ -6,7 +6,8 @@ import torch
 
 import reference
 from calgp.gp import UNMASKED, LaplaceGP, Latent, RandomFeatureGP, Theta
-from calgp.gp.laplace import accumulate, constant_one, covariance_root, mean_field_logits, per_class, shared
+from calgp.gp.cholesky import inverse_root
+from calgp.gp.laplace import accumulate, constant_one, mean_field_logits, per_class, shared
 
 
 def randn(*shape, seed=0, dtype=torch.float64):
@@ -130,7 +131,7 @@ def test_accumulation_is_in_double_precision():
 def test_root_of_the_covariance():
     a = randn(2, 6, 6)
     precision = torch.eye(6) + a @ a.mT
-    root = covariance_root(precision)
+    root = inverse_root(precision)
     np.testing.assert_allclose(root @ root.mT, np.linalg.inv(precision.numpy()), rtol=1e-10, atol=1e-12)
 
 

@@ -23,7 +23,7 @@ from calgp.gp import (
     Theta,
     name_sites,
 )
-from calgp.gp.likelihoods import _cholesky_by_columns, covariance_root
+from calgp.gp.cholesky import _cholesky_by_columns, covariance_root
 from calgp.gp.masks import BUCKETS, MOST_OUTPUTS, weighted_gram
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import calgp
 from calgp import METHODS, CalgpError
 from calgp.gp import Bound, Noise
-from calgp.nets.wrap.image_shape import find_image_shape
+from calgp.methods.own_loop import find_image_shape
 
 
 def small_network(classes=7):

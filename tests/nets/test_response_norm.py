@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from calgp.nets.response_norm import ResponseNorm
+from calgp.nets.lenet import ResponseNorm
 
 TORCHS = nn.LocalResponseNorm(9, 0.001, 0.75, 1.0)
 

@@ -85,12 +85,19 @@ def test_one_quantile_by_welch_and_satterthwaite_would_be_too_narrow():
 # the whole way, from simulated predictions of single images to a verdict ----------------------------------------------
 
 
-def outcomes(chance: np.random.Generator, hardness: np.ndarray, seed_effect: float, better: float = 0.0) -> Outcomes:
-    """One run on images of class 1: some images are hard for all runs, a run is better or worse as a whole, and each
+def outcomes(
+    chance: np.random.Generator, hardness: np.ndarray, seed_effect: float, better: tuple[float, ...] = (0.0,)
+) -> list[Outcomes]:
+    """Runs on images of class 1: some images are hard for all runs, a run is better or worse as a whole, and each
     prediction varies. The probabilities are somewhat over-confident."""
-    logit = 1.5 + better + seed_effect * chance.normal() - 1.5 * hardness + 0.7 * chance.normal(size=len(hardness))
+    logit = np.concatenate([
+        1.5 + more + seed_effect * chance.normal() - 1.5 * hardness + 0.7 * chance.normal(size=len(hardness))
+        for more in better
+    ])  # fmt: skip
     log_probs = -np.log1p(np.exp(1.3 * np.stack([logit, -logit], 1))).astype(np.float32)
-    return metrics.outcomes(torch.from_numpy(log_probs), torch.ones(len(hardness), dtype=torch.long))
+    whole = metrics.outcomes(torch.from_numpy(log_probs), torch.ones(len(logit), dtype=torch.long))
+    images = torch.arange(len(hardness))
+    return [whole.take(images + run * len(hardness)) for run in range(len(better))]
 
 
 @functools.cache
@@ -110,10 +117,8 @@ def simulated_row(method: str, runs: list[Outcomes], panel: str = "p") -> Row:
 
 def simulated_pair(chance, seeds: int, seed_effect: float, better: float = 0.0, panel: str = "p") -> list[Row]:
     hardness = chance.normal(size=IMAGES)
-    return [
-        simulated_row(name, [outcomes(chance, hardness, seed_effect, extra) for _ in range(seeds)], panel)
-        for name, extra in (("a", better), ("b", 0.0))
-    ]
+    runs = outcomes(chance, hardness, seed_effect, (better,) * seeds + (0.0,) * seeds)
+    return [simulated_row("a", runs[:seeds], panel), simulated_row("b", runs[seeds:], panel)]
 
 
 SETTINGS = [(2, 0.0), (2, 0.2), (3, 0.2), (3, 1.0)]  # seeds, effect of a seed
@@ -174,7 +179,7 @@ def test_the_paired_error_is_that_of_the_mean_difference_per_image():
     """For a mean, the bootstrap must agree with the closed form √(var(aᵢ − bᵢ) / N)."""
     chance = np.random.default_rng(4)
     hardness = chance.normal(size=2000)
-    runs = [outcomes(chance, hardness, 0.0) for _ in range(2)]
+    runs = outcomes(chance, hardness, 0.0, (0.0, 0.0))
     found = difference(simulated_row("a", runs[:1]), simulated_row("b", runs[1:]), "mnll")
     gaps = runs[1].label_log_prob - runs[0].label_log_prob
     assert found is not None and found.test_error == pytest.approx(float(gaps.std()) / math.sqrt(2000), rel=0.1)

@@ -17,7 +17,6 @@ from calgp.paper.reproduce import rows_of
 from calgp.paper.scales import (
     CAL,
     CIFAR10,
-    CIFAR10_DEEP,
     GPDNN,
     MCD,
     MNIST,
@@ -63,7 +62,7 @@ def places(folder: Path) -> Paths:
 
 
 def names_of(tasks) -> list[str]:
-    return [task.name.split(" digits")[0] if isinstance(task, Tuning) else f"{task.job.run.label}/{task.job.run.seed}"
+    return [task.name.split(" digits")[0] if isinstance(task, Tuning) else f"{task.run.label}/{task.run.seed}"
             for task in tasks]  # fmt: skip
 
 
@@ -86,8 +85,8 @@ def test_variants_of_a_method_come_after_the_other_methods_of_their_panel():
     first = [(cell.panel, cell.method, run.seed) for run, cell in ordered][:11]
     methods = (SORF_INTEGRATED, SORF, MCD, CAL, RF, GPDNN, SVDKL, RF_INTEGRATED)
     assert first == [
-        *((CIFAR10, method, 0) for method in methods), (CIFAR10, LEARNED, 0),
-        (CIFAR10_DEEP, SORF_INTEGRATED, 0), (CIFAR10_DEEP, SORF, 0),
+        *((MNIST, method, 0) for method in methods), (MNIST, LEARNED, 0),
+        (CIFAR10, SORF_INTEGRATED, 0), (CIFAR10, SORF, 0),
     ]  # fmt: skip
     seeds = [run.seed for run, _ in ordered]
     assert seeds == sorted(seeds)

@@ -100,7 +100,7 @@ def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkey
     assert folder.interrupted and not folder.finished
     assert rows_of([cell], where)[0].values == {}  # what is half done is no result
     steps = []
-    jobs.perform(jobs_of([cell])[0], where, steps.append)
+    jobs_of([cell])[0].perform(where, steps.append)
     assert steps == [0.8 * 3 / 4, 0.8]  # steps 3 and 4 alone
     assert len(rows_of([cell], where)[0].values["err"]) == 1
     straight = kept_in(tmp_path / "straight")
@@ -298,9 +298,9 @@ def invoked(*arguments: str):
 
 
 @pytest.mark.slow
-def test_command_line_end_to_end(reproduced, tmp_path, monkeypatch):
+def test_command_line_end_to_end(figure3, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(reproduced, "reproduced")
+    shutil.copytree(figure3, "reproduced")
     page = tmp_path / "reproduced/smoke/fig3/report.html"
     assert "4 of 4" in page.read_text()
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "reproduced/runs").rglob("*.json")}
@@ -310,10 +310,10 @@ def test_command_line_end_to_end(reproduced, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pages_are_made_from_results_alone(reproduced, tmp_path, monkeypatch):
+def test_pages_are_made_from_results_alone(figure3, tmp_path, monkeypatch):
     """A finished run in OUT/runs that was not kept does not change a page; neither does OUT/results, unless asked."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(reproduced, "reproduced")
+    shutil.copytree(figure3, "reproduced")
     options = ("fig3", "--scale", "smoke", "--pages")
     page = tmp_path / "reproduced/smoke/fig3/table.json"
 

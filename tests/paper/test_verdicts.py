@@ -182,7 +182,8 @@ def test_alike_by_a_smaller_share():
 
 def test_sign():
     rows = [row("a", gap=(-0.2, -0.21)), row("b", gap=(0.2, 0.21))]
-    states = [verdicts.signed("", m, "gap", s)(rows).state for m, s in (("a", -1), ("a", 1), ("b", 1), ("b", -1))]
+    sides = (("a", verdicts.below), ("a", verdicts.above), ("b", verdicts.above), ("b", verdicts.below))
+    states = [judge("", (method,), "gap", 0.0)(rows).state for method, judge in sides]
     assert states == ["held", "not held", "held", "not held"]
 
 

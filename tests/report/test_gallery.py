@@ -61,7 +61,7 @@ def test_an_image_tells_truth_and_prediction() -> None:
     image = gallery.galleries(images, columns, images.classes)[0].thumbnails[0]
     row = int(image.name.removeprefix("row "))
     assert image.truth == "abc"[int(images.y[row])] and image.label == "abc"[int(columns["label"][row])]
-    assert image.uri == gallery.data_uri(images.x[row])
+    assert image.image == gallery.data_uri(images.x[row])
 
 
 def test_without_mistakes_there_is_no_gallery_of_them() -> None:

@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 
 from calgp.data import load
 from calgp.runs import Classifier, RunFolder, from_json, shipped_run
+from calgp.runs.evaluation import evaluate_images
 from calgp.training import train_run
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 12
@@ -30,8 +31,8 @@ def found(folder: RunFolder, threads: int) -> dict:
     train_run(from_json(RUN), folder, fabric)
     images = load("digits", "test").take(torch.arange(200))
     some = {"source": "some digits", "images": images, "passes": 5}
-    evaluation, predicted = Classifier.load(folder, fabric=fabric).evaluate_unsaved(**some)
-    _, shipped = Classifier.load(shipped_run(), fabric=fabric, calibrated=False).evaluate_unsaved(**some)
+    evaluation, predicted = evaluate_images(Classifier.load(folder, fabric=fabric), **some)
+    _, shipped = evaluate_images(Classifier.load(shipped_run(), fabric=fabric, calibrated=False), **some)
     return {
         "threads": folder.card().environment.threads,
         "weights": hashlib.sha256((folder.path / "model.safetensors").read_bytes()).hexdigest(),

@@ -24,6 +24,7 @@ from calgp.gp import predict
 from calgp.runs import Classifier, RunFolder, ensemble, shipped_run
 from calgp.runs import folder as folder_module
 from calgp.runs import reading as reading_module
+from calgp.runs.evaluation import evaluate_images
 from calgp.training import train_run
 from small_run import small
 
@@ -150,7 +151,7 @@ def test_pillow_images_are_turned_resized_and_recoloured_as_their_files_are(cali
 
 
 def test_answers_are_calibrated_by_default(calibrated, digits):
-    plain, scaled = calibrated.uncalibrated().predict(digits), calibrated.predict(digits)
+    plain, scaled = calibrated.calibrated_by(None).predict(digits), calibrated.predict(digits)
     temperature = calibrated.calibration.parameters["temperature"]
     assert temperature != 1
     expected = (plain.predictive.log_probs / temperature).log_softmax(-1)
@@ -160,7 +161,7 @@ def test_answers_are_calibrated_by_default(calibrated, digits):
 
 
 def test_uncalibrated_is_the_same_model_and_leaves_the_other_as_it_was(calibrated):
-    plain = calibrated.uncalibrated()
+    plain = calibrated.calibrated_by(None)
     assert plain.model is calibrated.model and plain.folder.path == calibrated.folder.path
     assert plain.calibration is plain.calibrator is None
     assert calibrated.calibration is not None
@@ -197,7 +198,7 @@ def test_a_prediction_names_classes_and_says_how_it_was_computed(calibrated, dig
 
 def test_decisions_are_made_on_the_probabilities_that_they_are_for(calibrated, digits):
     assert calibrated.predict(digits).abstains.dtype == torch.bool
-    plain = calibrated.uncalibrated().predict(digits)
+    plain = calibrated.calibrated_by(None).predict(digits)
     assert plain.abstains is plain.sets is plain.class_sets is None
 
 
@@ -349,13 +350,13 @@ def test_an_ensemble_reads_each_file_of_its_members_once(trained, tmp_path, fabr
 def test_predicting_reads_nothing(calibrated, digits, reads):
     with reads.below(calibrated.folder.path):
         calibrated.predict(digits)
-        calibrated.uncalibrated().predict(digits)
+        calibrated.calibrated_by(None).predict(digits)
     assert not reads.opened and not reads.mapped and not reads.built
 
 
 def test_evaluating_unsaved_writes_nothing(copy, fabric):
     before = {path: path.stat().st_mtime_ns for path in copy.path.iterdir()}
-    found, predicted = Classifier.load(copy, fabric=fabric).evaluate_unsaved("digits", passes=4)
+    found, predicted = evaluate_images(Classifier.load(copy, fabric=fabric), "digits", passes=4)
     assert {path: path.stat().st_mtime_ns for path in copy.path.iterdir()} == before
     assert found.own.scores == copy.evaluation("digits").own.scores
     assert predicted.columns["label"].shape == (1000,) and predicted.stored["log_probs"].shape == (1000, 10)
@@ -383,9 +384,9 @@ def test_a_classifier_in_memory_has_no_folder_to_work_in(in_memory, use):
 def test_a_classifier_in_memory_predicts_and_scores(in_memory, calibrated, digits, tmp_path):
     assert in_memory.predict(digits).probs.equal(calibrated.predict(digits).probs)
     images = load("digits", "test").take(torch.arange(50))
-    found, _ = in_memory.evaluate_unsaved("mine", images=images)
+    found, _ = evaluate_images(in_memory, "mine", images=images)
     assert found.own.scores.n == 50 and found.decisions is not None
-    outside, _ = in_memory.evaluate_unsaved("letters", images=load("letters", "test").take(torch.arange(50)))
+    outside, _ = evaluate_images(in_memory, "letters", images=load("letters", "test").take(torch.arange(50)))
     assert outside.outside and outside.ood is None
 
 

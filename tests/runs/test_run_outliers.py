@@ -65,7 +65,7 @@ def test_features_are_those_of_the_one_pass_and_nothing_is_computed_twice(traine
     for name, classifier in (("with", trained), ("without", without_scores(trained))):
         calls[name] = []
         handle = trained.model.features.register_forward_hook(lambda *_, seen=calls[name]: seen.append(1))
-        (part,) = classifier.uncalibrated().predict_batches([(x, rows)])
+        (part,) = classifier.calibrated_by(None).predict_batches([(x, rows)])
         handle.remove()
         if name == "with":
             expected = trained.outliers.score.score(project(features, trained.outliers.projection), part)

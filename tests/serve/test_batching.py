@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from calgp.serve import batching
-from calgp.serve.batching import CHECK_EVERY, MOST_UNREAD, Job, ModelDied, Progress, Refused, Worker
+from calgp.serve.batching import CHECK_EVERY, MOST_UNREAD, Job, Progress, Worker
 from calgp.serve.limits import Limits
 from calgp.serve.model import ServedModel
+from calgp.serve.problems import HTTPProblem
 
 from .conftest import sampled
 
@@ -118,7 +119,7 @@ def test_what_is_too_much_is_refused_at_once(work, digits):
     accepted = [make_job(digits[:1]) for _ in range(3)]
     for job, _ in accepted:
         worker.submit(job)
-    with pytest.raises(Refused, match="waiting"):
+    with pytest.raises(HTTPProblem, match="waiting"):
         worker.submit(make_job(digits[:1])[0])
     for _, reports in accepted:
         probs(reports)
@@ -160,7 +161,7 @@ def test_closing_finishes_what_was_accepted(work, digits):
     closing.start()
     assert all(probs(reports).shape == (1, 10) for _, reports in jobs)
     closing.join(20)
-    with pytest.raises(Refused, match="shutting down"):
+    with pytest.raises(HTTPProblem, match="shutting down"):
         worker.submit(make_job(digits[:1])[0])
     assert not worker.ready
 
@@ -201,7 +202,7 @@ def test_the_memory_of_single_samples_is_bounded(work, digits, monkeypatch):
     worker = work(wait=1.0)
     first, reports = make_job(digits[:1], samples=200, error=0.01)  # alone it may have more: 2,000
     worker.submit(first)
-    with pytest.raises(Refused, match="memory"):
+    with pytest.raises(HTTPProblem, match="memory"):
         worker.submit(make_job(digits[:1], samples=8, error=0.01)[0])
     other, others = make_job(digits[:1])  # one that keeps nothing is welcome
     worker.submit(other)
@@ -229,8 +230,8 @@ def test_the_thread_does_not_die_silently(work, digits, caplog):
     for _, reports in jobs:
         while isinstance(report := reports.get(timeout=20), Progress):
             pass
-        assert isinstance(report, ModelDied)
-    with pytest.raises(Refused, match="failed"):
+        assert isinstance(report, HTTPProblem) and "failed" in report.detail
+    with pytest.raises(HTTPProblem, match="failed"):
         worker.submit(make_job(digits[:1])[0])
     assert "The model's thread died" in caplog.text
 

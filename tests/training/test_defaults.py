@@ -60,6 +60,14 @@ def test_everything_that_is_open_is_decided_by_the_images():
     assert resolved(run, TrainingData.cut(coloured(8, side=15), run)).augment == ()
 
 
+def test_the_side_that_files_were_stretched_to_is_the_run_s():
+    """Later commands need not look at the files of the training images again to know it."""
+    run, images = from_json({}), replace(coloured(40), side=32)
+    assert resolved(run, TrainingData.cut(images, run)).size == 32
+    assert resolved(run, TrainingData.cut(coloured(40), run)).size is None
+    assert resolved(replace(run, size=8), TrainingData.cut(images, run)).size == 8
+
+
 def test_what_is_given_stays():
     given = from_json(
         {"backbone": "resnet", "holdout": 0.2, "augment": ["none"], "crop": 2, "epochs": 3,

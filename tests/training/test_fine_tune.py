@@ -6,8 +6,6 @@ A network is followed by torch.export in processes of their own, as users' are: 
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from tests.folders import exported, made_once
 from typer.testing import CliRunner
 
 import calgp
@@ -26,6 +23,8 @@ from calgp.nets import program_features
 from calgp.nets.pretrained_backbone import PROGRAMS
 from calgp.runs import RunFolder
 from calgp.training.loop import make_optimiser
+from folders import exported, made_once
+from forked import python
 
 NETWORK = """
 import torch
@@ -88,7 +87,7 @@ TRAIN = ("train", "--network", "network.py:make", "--source", "folder:photos", "
 
 
 def script(text: str) -> str:
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    done = python("-c", text)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

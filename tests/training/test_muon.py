@@ -3,12 +3,17 @@ import pytest
 import torch
 from torch import nn
 
+from calgp.data import load
 from calgp.errors import CalgpError
+from calgp.gp import Bound
 from calgp.nets import BACKBONES
 from calgp.runs import RunFolder
+from calgp.runs.build import build
 from calgp.runs.description import from_json
 from calgp.runs.failures import Interrupted
 from calgp.training import train_run
+from calgp.training.defaults import task_of
+from calgp.training.loop import fit, make_optimiser
 from calgp.training.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, TURN, Muon, orthogonalised
 
 G = torch.Generator().manual_seed(0)
@@ -67,6 +72,29 @@ def test_it_is_the_default_of_compact_and_refused_without_batch_norm():
     assert [name for name, each in BACKBONES.items() if each.scale_free] == ["compact"]
     with pytest.raises(CalgpError, match="optimiser=muon: lenet has convolutions without batch norm; must be adam"):
         from_json({"backbone": "lenet", "optimiser": "muon"})
+
+
+def filters_after_a_step(fabric, images, kl_weight):
+    run = from_json({
+        "backbone": {"kind": "Compact", "widths": [4, 8]}, "steps": 1, "kl_weight": kl_weight, "batch_size": 50,
+        "schedule": "constant", "learning_rate": 0.02, "augment": [],
+    })  # fmt: skip
+    model = build(run, task_of(images))
+    started = [each.detach().clone() for each in model.parameters() if each.ndim == 4]
+    bound, optimiser = fabric.setup(Bound(model, len(images)), make_optimiser(run, model))
+    assert len(list(fit(bound, optimiser, images, run, fabric=fabric))) == 1
+    return started, [each.detach() for each in model.parameters() if each.ndim == 4]
+
+
+def test_the_cost_of_filters_does_not_turn_them(fabric):
+    """It falls with their length alone, which batch norm undoes and a step keeps."""
+    images = load("digits", "train").balanced(50, 0)
+    started, free = filters_after_a_step(fabric, images, 0.0)
+    _, costly = filters_after_a_step(fabric, images, 1000.0)
+    for before, one, other in zip(started, free, costly, strict=True):
+        turned = (one - before).norm()
+        assert turned > 0.05 * before.norm()
+        assert (one - other).norm() < 0.01 * turned  # rounding; with the part along W they would be unlike each other
 
 
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, fabric):

@@ -17,13 +17,13 @@ from calgp.cli.embeddings import classify, embed, fit
 from calgp.cli.evaluate import calibrate, compare, decide, ensemble, evaluate, verify
 from calgp.cli.judge import judge
 from calgp.cli.pack import pack, pull, push, unpack
+from calgp.cli.parameters import with_groups
 from calgp.cli.predict import predict
 from calgp.cli.reproduce import reproduce
+from calgp.cli.search import sweep, tune
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
-from calgp.cli.sweep import sweep
 from calgp.cli.terminal import styled
 from calgp.cli.train import train
-from calgp.cli.tune import tune
 from calgp.errors import CalgpError
 
 __all__ = ["app", "err", "main", "out"]
@@ -53,7 +53,7 @@ def help_text(command: Callable[..., Any]) -> str:
 
 for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(help=help_text(command), rich_help_panel=panel)(command)
+        app.command(help=help_text(command), rich_help_panel=panel)(with_groups(command))
 
 
 def main() -> None:
@@ -65,9 +65,9 @@ def main() -> None:
         app(standalone_mode=True)
     except CalgpError as error:
         if not (is_rank_zero() or error.on_one_rank):
-            sys.exit(1)
+            sys.exit(error.status)
         err.print(styled(("Error:", "bold red"), f" {error}"), highlight=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(error.status)
     except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
         if not out_of_memory(error):
             raise

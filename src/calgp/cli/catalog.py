@@ -1,5 +1,7 @@
 """Commands on what there is: methods, backbones, sources, shard."""
 
+import dataclasses
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from calgp.cli.shared import DataOption, JsonOption, out
+from calgp.cli import parameters, rooms
+from calgp.cli.shared import out, say
 from calgp.cli.terminal import styled
 from calgp.errors import name_error
 from calgp.options import options_of
@@ -19,38 +22,31 @@ NameArgument = Annotated[
 ]
 
 
-def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
+def methods(name: NameArgument = None, as_json: parameters.AsJson = False) -> None:
     """List the methods, one line each; or the options of one, for --set method.NAME=VALUE, with their defaults.
 
     Example: calgp methods && calgp methods gpdnn
     """
-    from calgp.methods import METHODS
-
     chosen = default_name("method")
-    lines = {key: method.in_one_line() + " (default)" * (key == chosen) for key, method in METHODS.items()}
-    why = f"The default is {chosen}: {METHODS[chosen].default_reason}"
-    _list_or_show("method", METHODS, lines, name, as_json=as_json, note=why)
+    lines = {
+        key: method.in_one_line() + " (default)" * (key == chosen) for key, method in rooms.methods.METHODS.items()
+    }
+    why = f"The default is {chosen}: {rooms.methods.METHODS[chosen].default_reason}"
+    _list_or_show("method", rooms.methods.METHODS, lines, name, as_json=as_json, note=why)
 
 
-def backbones(name: NameArgument = None, as_json: JsonOption = False) -> None:
+def backbones(name: NameArgument = None, as_json: parameters.AsJson = False) -> None:
     """List the networks, one line each; or the options of one, for --set backbone.NAME=VALUE, with their defaults.
 
     Example: calgp backbones && calgp backbones resnet
     """
-    from calgp.nets import BACKBONES
-
-    chosen = default_name("backbone")
-    lines = {
-        key: f"{each.summary}{_differing(each)}{' (default)' * (key == chosen)}" for key, each in BACKBONES.items()
-    }
-    _list_or_show("backbone", BACKBONES, lines, name, as_json=as_json)
-
-
-def _differing(value: object) -> str:
-    """The options that are not at their defaults."""
-    options = options_of(type(value))
-    differing = {name: getattr(value, name) for name, each in options.items() if getattr(value, name) != each.default}
-    return "".join(f", {name}={options[name].show(new)}" for name, new in differing.items())
+    lines = {}
+    for key, each in rooms.nets.BACKBONES.items():
+        own = {name: option.show(getattr(each, name)) for name, option in options_of(type(each)).items()
+               if getattr(each, name) != option.default}  # fmt: skip
+        differing = "".join(f", {name}={text}" for name, text in own.items())
+        lines[key] = f"{each.summary}{differing}{' (default)' * (key == default_name('backbone'))}"
+    _list_or_show("backbone", rooms.nets.BACKBONES, lines, name, as_json=as_json)
 
 
 def _list_or_show(
@@ -63,9 +59,6 @@ def _list_or_show(
     note: str = "",
 ) -> None:
     """One line for each of the known, or all about the one that is named."""
-    import dataclasses
-    import inspect
-
     if name is not None and name not in known:
         raise name_error(f"There is no {what}", name, known)
     chosen = known if name is None else {name: known[name]}
@@ -90,18 +83,15 @@ def _list_or_show(
 
 def sources(
     download: Annotated[str | None, typer.Option(help="Download this set.", show_default="list the sets")] = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
+    data: parameters.Data = None,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """List the image sets, and which of them are here; or download one.
 
     Example: calgp sources --download mnist
     """
-    from calgp import data as image_data
-    from calgp.cli import bars
-
     if download is not None:
-        with bars.bar(f"Downloading {download}") as advance:
+        with rooms.bars.bar(f"Downloading {download}") as advance:
             done = 0
 
             def progress(now: int, total: int) -> None:
@@ -109,17 +99,17 @@ def sources(
                 advance(now - done, total)
                 done = now
 
-            folder = image_data.download(download, data, progress=progress)
-        return out.print(f"{download} is in {folder}.", soft_wrap=True)
+            folder = rooms.data.download(download, data, progress=progress)
+        return say(f"{download} is in {folder}.")
     rows = [
         {"name": s.name, "classes": s.classes, "channels": s.channels, "size": s.size, "parts": "/".join(s.splits),
          "here": s.is_available(data), "description": s.description}
-        for s in image_data.SOURCES.values()
+        for s in rooms.data.SOURCES.values()
     ]  # fmt: skip
     if as_json:
         return print(json.dumps(rows))
     own = "folder:PATH, stream:PATH or shards:PATH for your own"
-    table = Table(*rows[0], caption=f"Data directory: {image_data.data_directory(data)}; and {own}.")
+    table = Table(*rows[0], caption=f"Data directory: {rooms.data.data_directory(data)}; and {own}.")
     for row in rows:
         table.add_row(*(("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()))
     out.print(table)
@@ -138,10 +128,9 @@ def shard(
 
     Example: calgp shard photos --out shards && calgp train --source shards:shards --size 64
     """
-    from calgp.cli import bars
     from calgp.data.shards import write_shards
 
-    with bars.bar(f"Writing {target}") as advance:
+    with rooms.bars.bar(f"Writing {target}") as advance:
         written = write_shards(folder, target, images_per_shard=images_per_shard, watch=advance)
     counts = " and ".join(f"{count:,} {split} images" for split, count in written.items())
-    out.print(f"Wrote {counts}.\nNext: calgp train --source shards:{target}", soft_wrap=True)
+    say(f"Wrote {counts}.\nNext: calgp train --source shards:{target}")

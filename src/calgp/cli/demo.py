@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich import box
+from rich.table import Column, Table
 
-from calgp.cli.shared import ThreadsOption, open_fabric, out
+from calgp.cli import parameters, rooms
+from calgp.cli.shared import open_fabric, out, say
 from calgp.cli.terminal import styled
 from calgp.errors import CalgpError
+from calgp.json_values import Json
+from calgp.run import assign
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
-
-    from calgp.json_values import Json
-    from calgp.metrics import Difference, Outcomes
-    from calgp.runs import Run, RunFolder
 
 STEPS = 600
 # what equal tuning found (results/tuning/demo): 12 trainings of each method, judged by the same 1,000 held-out digits
@@ -48,29 +49,23 @@ Values = tuple[float, float, float]  # a score and the ends of its interval
 def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of both trainings.")] = 0,
-    threads: ThreadsOption = None,
+    threads: parameters.Threads = None,
 ) -> None:
     """Train CNN+GP(SORF) and a plain CNN on 5,000 digits, compare them on 8,000 others and on letters, write a report.
 
     Example: calgp demo --out demo
     """
-    import shutil
-
-    from calgp import runs, training
-    from calgp.cli import bars
-    from calgp.report import write_report
-
     fabric = open_fabric("cpu", "32-true", threads)
-    folders = [runs.RunFolder(folder / method) for method in NAMES]
+    folders = [rooms.runs.RunFolder(folder / method) for method in NAMES]
     results = []
     for (method, name), target in zip(NAMES.items(), folders, strict=True):
         if (target.path / "run.json").is_file():  # an earlier demo's
             shutil.rmtree(target.path)
-        with bars.training_bar(f"Training {name} on 5,000 digits") as watch:
-            classifier = training.train_run(demo_run(method, seed=seed), target, fabric, watch=watch)
-        with bars.bar("Predicting 8,000 test digits") as advance:
+        with rooms.bars.training_bar(f"Training {name} on 5,000 digits") as watch:
+            classifier = rooms.training.train_run(demo_run(method, seed=seed), target, fabric, watch=watch)
+        with rooms.bars.bar("Predicting 8,000 test digits") as advance:
             classifier.evaluate(passes=1, watch=advance)
-        with bars.bar("Predicting 1,000 letters") as advance:
+        with rooms.bars.bar("Predicting 1,000 letters") as advance:
             classifier.evaluate("letters", passes=1, watch=advance)
         results.append(Result.of(name, target))
     first, second = results
@@ -78,21 +73,18 @@ def demo(
     out.print(demo_table(first, second, differences))
     out.print(styled((conclusion(first.name, second.name, differences), "bold")), highlight=False)
     out.print(NOTE, highlight=False)
-    out.print(f"Report: {write_report(folders, folder / 'report.html').resolve()}", soft_wrap=True)
+    say(f"Report: {rooms.report.write_report(folders, folder / 'report.html').resolve()}")
 
 
-def demo_run(method: str, *, seed: int = 0) -> Run:
+def demo_run(method: str, *, seed: int = 0) -> rooms.runs.Run:
     """The training of one of the two methods."""
-    from calgp import runs
-    from calgp.run import assign
-
     options: dict[str, Json] = {
         "method": {"name": method}, "backbone": "lenet", "source": "digits-large", "steps": STEPS,
         "epochs": 10.0, "schedule": "one-cycle", "holdout": 0.0, "augment": [], "crop": 4, "calibration": False,
     }  # fmt: skip
     for name, value in DEMO[method].items():
         options = assign(options, name, value)
-    return runs.from_json({**options, "seed": seed})
+    return rooms.runs.from_json({**options, "seed": seed})
 
 
 @dataclass(frozen=True)
@@ -101,17 +93,15 @@ class Result:
 
     name: str
     passes: int
-    outcomes: Outcomes
+    outcomes: rooms.metrics.Outcomes
     entropy: tuple[Tensor, Tensor]
     scores: dict[str, Values]
 
     @staticmethod
-    def of(name: str, folder: RunFolder) -> Result:
+    def of(name: str, folder: rooms.runs.RunFolder) -> Result:
         """What the evaluations of a folder say."""
-        from calgp.search.image_scores import image_scores
-
         digits, letters = folder.evaluation("digits-large"), folder.evaluation("letters")
-        own, other = (found and image_scores(folder, found) for found in (digits, letters))
+        own, other = (found and rooms.image_scores.image_scores(folder, found) for found in (digits, letters))
         if not (digits and letters and letters.ood and own and own.outcomes and other):
             raise CalgpError(f"{folder.path} has no predictions of digits and letters; run the demo again.")
         scores: dict[str, Values] = {
@@ -123,19 +113,14 @@ class Result:
         return Result(name, digits.samples, own.outcomes, (own.entropy, other.entropy), scores)
 
 
-def paired(first: Result, second: Result) -> dict[str, Difference]:
+def paired(first: Result, second: Result) -> dict[str, rooms.metrics.Difference]:
     """The scores of the first method less those of the second, on the same digits and letters."""
-    from calgp import metrics
-
-    inside = metrics.paired_scores(first.outcomes, second.outcomes, seed=0)
-    return inside | metrics.paired_ood(first.entropy, second.entropy, seed=0)
+    inside = rooms.metrics.paired_scores(first.outcomes, second.outcomes, seed=0)
+    return inside | rooms.metrics.paired_ood(first.entropy, second.entropy, seed=0)
 
 
-def demo_table(first: Result, second: Result, differences: Mapping[str, Difference]) -> Table:
+def demo_table(first: Result, second: Result, differences: Mapping[str, rooms.metrics.Difference]) -> Table:
     """A line for each score: both methods with their intervals, the difference with its own, and what that says."""
-    from rich import box
-    from rich.table import Column, Table
-
     heads = [f"{result.name}\n{result.passes} pass{'es' * (result.passes > 1)}" for result in (first, second)]
     table = Table(
         f"{len(first.entropy[0]):,} digits\n{len(first.entropy[1]):,} letters",
@@ -166,7 +151,7 @@ def shown(score: str, value: float) -> str:
     return f"{100 * value:.2f}" if score == "err" else f"{value:.3f}" if score == "auroc" else f"{value:.4f}"
 
 
-def verdict(score: str, difference: Difference) -> Verdict:
+def verdict(score: str, difference: rooms.metrics.Difference) -> Verdict:
     """Whether the first of two methods is better by a score; not clear where the interval contains 0.
 
     >>> from calgp.metrics import Difference
@@ -178,7 +163,7 @@ def verdict(score: str, difference: Difference) -> Verdict:
     return "better" if (difference.value > 0) == (score in HIGHER_IS_BETTER) else "worse"
 
 
-def conclusion(first: str, second: str, differences: Mapping[str, Difference]) -> str:
+def conclusion(first: str, second: str, differences: Mapping[str, rooms.metrics.Difference]) -> str:
     """In one sentence, what the differences show and what they do not.
 
     >>> from calgp.metrics import Difference

@@ -6,21 +6,8 @@ from typing import Annotated
 
 import typer
 
-from calgp.cli.shared import (
-    DataOption,
-    DeviceOption,
-    JsonOption,
-    PassesOption,
-    PredictionEngineOption,
-    RunArgument,
-    ThreadsOption,
-    UncalibratedOption,
-    check_sampling,
-    open_fabric,
-    open_folder,
-    out,
-    writable,
-)
+from calgp.cli import parameters, rooms
+from calgp.cli.shared import open_folder, say, writable
 from calgp.errors import CalgpError
 from calgp.serve.limits import Limits
 
@@ -30,31 +17,28 @@ def report(
     file: Annotated[
         Path | None, typer.Option("--out", help="The HTML file.", show_default="report.html in the first run")
     ] = None,
-    data: DataOption = None,
+    data: parameters.Data = None,
 ) -> None:
     """One HTML page about one or more runs: scores, reliability, uncertainty inside and outside, images, training.
 
     Example: calgp report runs/mnist --out mnist.html
     """
-    from calgp.report import write_report
-
     folders = [open_folder(name) for name in run]
     target = file if file is not None else writable(folders[0]).path / "report.html"
-    path = write_report(folders, target, directory=data)
-    out.print(f"Report: {path}", soft_wrap=True)
+    path = rooms.report.write_report(folders, target, directory=data)
+    say(f"Report: {path}")
 
 
 def export(
-    run: RunArgument,
+    run: parameters.Run,
+    *,
     to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
     file: Annotated[
         Path | None, typer.Option("--out", help="The file.", show_default="model.onnx or model.pt2 in the run")
     ] = None,
-    passes: PassesOption = None,
-    engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
-    uncalibrated: UncalibratedOption = False,
-    as_json: JsonOption = False,
+    sampling: parameters.Sampling,
+    uncalibrated: parameters.Uncalibrated = False,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Write a run as one file that needs no calgp, with its uncertainty: probabilities, entropy, mutual information.
 
@@ -65,21 +49,17 @@ def export(
 
     Example: calgp export runs/mnist --to onnx --out mnist.onnx
     """
-    from calgp import runs
-    from calgp.cli import tables
-
-    check_sampling(passes, seed)
     folder = open_folder(run)
     target = writable(folder) if file is None else folder
-    classifier = runs.Classifier.load(target, calibrated=not uncalibrated)
-    done = classifier.export(file, to=to, passes=passes, engine=engine, seed=seed)  # type: ignore[arg-type]
+    classifier = rooms.runs.Classifier.load(target, calibrated=not uncalibrated)
+    done = classifier.export(file, to=to, **vars(sampling))  # type: ignore[arg-type]
     if as_json:
-        return print(json.dumps(tables.export_row(done)))
-    out.print(tables.export_lines(done), soft_wrap=True)
+        return print(json.dumps(rooms.tables.export_row(done)))
+    say(rooms.tables.export_lines(done))
 
 
 def track(
-    run: RunArgument,
+    run: parameters.Run,
     to: Annotated[str, typer.Option("--to", help="mlflow or tensorboard.")],
     where: Annotated[
         str | None,
@@ -91,16 +71,15 @@ def track(
 
     Example: calgp track runs/mnist --to mlflow && calgp track runs/mnist --to tensorboard --where events
     """
-    from calgp import trackers
-
     default = "mlruns" if to == "mlflow" else "events"
-    out.print(trackers.track(open_folder(run), to, where or default, model=model), soft_wrap=True)
+    say(rooms.trackers.track(open_folder(run), to, where or default, model=model))
 
 
 def serve(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="A run folder, or `shipped`.", show_default="with --demo")
     ] = None,
+    *,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the run that comes with the package.")] = False,
     host: Annotated[str, typer.Option(help="The address to listen on; only this machine unless given.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
@@ -118,8 +97,7 @@ def serve(
             metavar="NAME=VALUE", help="A limit; docs/serve.md says what each means.", show_default=str(Limits())
         ),
     ] = None,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
+    compute: parameters.Compute,
 ) -> None:
     """Serve a run over HTTP: a page at / and an API (/openapi.json). Ctrl-C or SIGTERM finishes what was accepted.
 
@@ -135,7 +113,7 @@ def serve(
     if demo == (run is not None):
         raise CalgpError("Invalid RUN: must be one run folder, such as runs/mnist, or --demo for that in the package.")
     limits, token = Limits.parse(limit or []), read_token(token_file)
-    fabric = open_fabric(device, "32-true", threads)
-    classifier = Classifier.load(open_folder(run or "shipped"), fabric=fabric)
-    out.print(f"Serving {classifier.card.label} on http://{host}:{port} (Ctrl-C stops it).", soft_wrap=True)
-    serve_run(classifier, host=host, port=port, limits=limits, token=token, hosts=allow_host or (), threads=threads)
+    classifier = Classifier.load(open_folder(run or "shipped"), fabric=compute.open())
+    say(f"Serving {classifier.card.label} on http://{host}:{port} (Ctrl-C stops it).")
+    hosts = allow_host or ()
+    serve_run(classifier, host=host, port=port, limits=limits, token=token, hosts=hosts, threads=compute.threads)

@@ -1,36 +1,17 @@
 """Commands on trained runs: evaluate, calibrate, decide, ensemble, verify, compare."""
 
+import dataclasses
 import json
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from calgp.cli import parameters, rooms
 from calgp.cli.predict import warn_of_decisions
-from calgp.cli.shared import (
-    DataOption,
-    DeviceOption,
-    DevicesOption,
-    EscapeOption,
-    JsonOption,
-    PassesOption,
-    PredictionEngineOption,
-    RunArgument,
-    ThreadsOption,
-    UncalibratedOption,
-    check_sampling,
-    is_rank_zero,
-    open_fabric,
-    open_folder,
-    out,
-    writable,
-)
+from calgp.cli.shared import is_rank_zero, open_fabric, open_folder, out, say, writable
 from calgp.errors import CalgpError, path_error
-
-if TYPE_CHECKING:
-    from calgp.data import Corruption
-    from calgp.runs import Card, Evaluation
 
 CorruptOption = Annotated[
     str | None,
@@ -59,21 +40,19 @@ EmptyOption = Annotated[bool, typer.Option("--empty", help="Leave empty sets emp
 
 
 def evaluate(
-    run: RunArgument,
+    run: parameters.Run,
+    *,
     source: Annotated[str | None, typer.Option(help="Test images of this set.", show_default="the run's own")] = None,
     convert: Annotated[bool, typer.Option(help="Resize and recolour images as the model needs them.")] = False,
     corrupt: CorruptOption = None,
     corrupt_seed: Annotated[int, typer.Option(help="Seed of the corruption.")] = 0,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show the scores of every class.")] = False,
-    uncalibrated: UncalibratedOption = False,
-    passes: PassesOption = None,
-    engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
-    data: DataOption = None,
-    device: DeviceOption = "auto",
-    devices: DevicesOption = 1,
-    threads: ThreadsOption = None,
-    as_json: JsonOption = False,
+    uncalibrated: parameters.Uncalibrated = False,
+    sampling: parameters.Sampling,
+    data: parameters.Data = None,
+    compute: parameters.Compute,
+    devices: parameters.Devices = 1,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Score a run on test images: its own, or another set. Images of other classes count as out of distribution.
 
@@ -86,78 +65,60 @@ def evaluate(
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
-    from functools import partial
-
-    from calgp import runs
-    from calgp.data import Corruption
-    from calgp.runs.folder import evaluation_data
-
-    check_sampling(passes, seed)
-    corruptions = [None] if corrupt is None else Corruption.parse(corrupt, seed=corrupt_seed)
-    fabric = open_fabric(device, "32-true", threads, devices)
-    folder = runs.on_first(fabric, lambda: writable(open_folder(run)))
-    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated)
-    found = _evaluations(corruptions, partial(
-        classifier.evaluate, source, directory=data, passes=passes, engine=engine, seed=seed, convert=convert,
-    ))  # fmt: skip
+    corruptions = [None] if corrupt is None else rooms.data.Corruption.parse(corrupt, seed=corrupt_seed)
+    fabric = compute.open(devices)
+    folder = rooms.runs.on_first(fabric, lambda: writable(open_folder(run)))
+    classifier = rooms.runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated)
+    found = []
+    for corruption in corruptions:
+        under = "" if corruption is None else f" under {corruption.label}"
+        with rooms.bars.bar(f"Predicting{under}") if is_rank_zero() else nullcontext(lambda more, total: None) as watch:
+            found.append(
+                classifier.evaluate(
+                    source, directory=data, convert=convert, corruption=corruption, watch=watch, **vars(sampling)
+                )
+            )
     if not is_rank_zero():
         return
     warn_of_decisions(classifier, found[0].passes)
     if as_json:
-        plain = [evaluation_data(each) for each in found]
+        plain = [rooms.folders.evaluation_data(each) for each in found]
         return print(json.dumps(plain if len(plain) > 1 else plain[0]))
     _print_evaluations(found, classifier.card, run, by_class=by_class)
 
 
-def _evaluations(
-    corruptions: "list[Corruption] | list[None]", evaluate_one: "Callable[..., Evaluation]"
-) -> "list[Evaluation]":
-    """An evaluation under each corruption, with a bar where there is a terminal."""
-    import contextlib
-
-    from calgp.cli import bars
-
-    found = []
-    for corruption in corruptions:
-        under = "" if corruption is None else f" under {corruption.label}"
-        with bars.bar(f"Predicting{under}") if is_rank_zero() else contextlib.nullcontext() as advance:
-            found.append(evaluate_one(corruption=corruption, watch=advance or (lambda done, total: None)))
-    return found
-
-
-def _print_evaluations(evaluations: "list[Evaluation]", card: "Card", run: str, *, by_class: bool) -> None:
+def _print_evaluations(
+    evaluations: "list[rooms.runs.Evaluation]", card: "rooms.runs.Card", run: str, *, by_class: bool
+) -> None:
     """Several as a table; of one the scores, how each class fares, and in words what is wrong and what to do."""
-    from calgp.cli import tables
-    from calgp.report.advice import advice
-    from calgp.report.words import THIN, summary
-
     if len(evaluations) > 1:
-        return out.print(tables.shift_table(evaluations))
+        return out.print(rooms.tables.shift_table(evaluations))
     found = evaluations[0]
-    out.print(tables.evaluation_table(found))
+    out.print(rooms.tables.evaluation_table(found))
     if found.outside:
         return
-    if by_class or len(card.classes) <= tables.MOST_CLASSES:
-        out.print(tables.class_table(found, card.classes))
-    if (matrix := tables.confusion_table(found, card.classes, out.width)) is not None:
+    if by_class or len(card.classes) <= rooms.tables.MOST_CLASSES:
+        out.print(rooms.tables.class_table(found, card.classes))
+    if (matrix := rooms.tables.confusion_table(found, card.classes, out.width)) is not None:
         out.print(matrix)
-    sentences = [summary(found.own.scores, None).replace(THIN, " "), *advice(found, card, run)]
+    sentences = [
+        rooms.words.summary(found.own.scores, None).replace(rooms.words.THIN, " "),
+        *rooms.advice.advice(found, card, run),
+    ]
     out.print("\n" + "\n".join(sentences), highlight=False)
 
 
 def calibrate(
-    run: RunArgument,
+    run: parameters.Run,
+    *,
     calibrator: Annotated[str, typer.Option(help="temperature, vector, platt or isotonic.")] = "temperature",
     share: Annotated[
-        float, typer.Option(help="Part of the hold-out to use; 0.5 leaves half for `calgp decide`.")
+        float, typer.Option(help="Part of the hold-out to use, chosen by --seed; 0.5 leaves half for `calgp decide`.")
     ] = 1.0,
-    passes: PassesOption = None,
-    engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the masks, and of the images that --share takes.")] = 0,
-    data: DataOption = None,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    as_json: JsonOption = False,
+    sampling: parameters.Sampling,
+    data: parameters.Data = None,
+    compute: parameters.Compute,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Calibrate a finished run on the images that it held out (`calgp train --holdout 0.1`).
 
@@ -166,23 +127,19 @@ def calibrate(
 
     Example: calgp calibrate runs/mnist && calgp evaluate runs/mnist
     """
-    from calgp import runs
-    from calgp.cli import tables
-    from calgp.runs.record import to_json
-
-    check_sampling(passes, seed)
-    folder = writable(open_folder(run))
-    fabric = open_fabric(device, "32-true", threads)
-    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=False, decided=False)  # both may be damaged
-    found = classifier.calibrate(calibrator, share=share, directory=data, passes=passes, engine=engine, seed=seed)
+    folder, fabric = writable(open_folder(run)), compute.open()
+    # without calibrator and decisions, which may be damaged
+    classifier = rooms.runs.Classifier.load(folder, fabric=fabric, calibrated=False, decided=False)
+    found = classifier.calibrate(calibrator, share=share, directory=data, **vars(sampling))
     if as_json:
-        return print(json.dumps(to_json(found)))
-    out.print(tables.calibration_table(found))
-    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+        return print(json.dumps(rooms.record.to_json(found)))
+    out.print(rooms.tables.calibration_table(found))
+    say(f"Next: calgp evaluate {folder.path}")
 
 
 def decide(
-    run: RunArgument,
+    run: parameters.Run,
+    *,
     error: ErrorOption = None,
     confidence: Annotated[float, typer.Option(help="Probability that --error holds on new images.")] = 0.95,
     empirical: EmpiricalOption = False,
@@ -192,14 +149,11 @@ def decide(
     by_class: Annotated[bool, typer.Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
     empty: EmptyOption = False,
     false_alarm: FalseAlarmOption = None,
-    uncalibrated: UncalibratedOption = False,
-    passes: PassesOption = None,
-    engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
-    data: DataOption = None,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    as_json: JsonOption = False,
+    uncalibrated: parameters.Uncalibrated = False,
+    sampling: parameters.Sampling,
+    data: parameters.Data = None,
+    compute: parameters.Compute,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Fit when to abstain, and prediction sets, on the images that a run held out (--holdout 0.1).
 
@@ -214,23 +168,16 @@ def decide(
 
     Example: calgp decide runs/mnist --error 0.005 --coverage 0.99 && calgp evaluate runs/mnist
     """
-    from calgp import runs
-    from calgp.cli import tables
-    from calgp.runs.record import to_json
-
-    check_sampling(passes, seed)
-    folder = writable(open_folder(run))
-    fabric = open_fabric(device, "32-true", threads)
-    classifier = runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated, decided=False)
+    folder, fabric = writable(open_folder(run)), compute.open()
+    classifier = rooms.runs.Classifier.load(folder, fabric=fabric, calibrated=not uncalibrated, decided=False)
     found = classifier.decide(
         error=error, confidence=None if empirical else confidence, score=score, coverage=coverage, sets=sets,
-        by_class=by_class, empty=empty, false_alarm=false_alarm, directory=data, passes=passes, engine=engine,
-        seed=seed,
+        by_class=by_class, empty=empty, false_alarm=false_alarm, directory=data, **vars(sampling),
     )  # fmt: skip
     if as_json:
-        return print(json.dumps(to_json(found)))
-    out.print(tables.decisions_table(found, classifier.classes))
-    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+        return print(json.dumps(rooms.record.to_json(found)))
+    out.print(rooms.tables.decisions_table(found, classifier.classes))
+    say(f"Next: calgp evaluate {folder.path}")
 
 
 def ensemble(
@@ -245,18 +192,16 @@ def ensemble(
 
     Example: calgp ensemble runs/cnn-seed0 runs/cnn-seed1 runs/cnn-seed2 --out runs/ensemble
     """
-    from calgp import runs
-
-    card = runs.ensemble([open_folder(name) for name in run], target := runs.RunFolder(folder))
-    out.print(f"Made {card.label} in {target.path}.\nNext: calgp evaluate {target.path}", soft_wrap=True)
+    card = rooms.runs.ensemble([open_folder(name) for name in run], target := rooms.runs.RunFolder(folder))
+    say(f"Made {card.label} in {target.path}.\nNext: calgp evaluate {target.path}")
 
 
 def verify(
-    run: RunArgument,
-    data: DataOption = None,
-    device: DeviceOption = "auto",
+    run: parameters.Run,
+    data: parameters.Data = None,
+    device: parameters.Device = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="as the evaluations")] = None,
-    as_json: JsonOption = False,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Repeat the evaluations of a run and compare them with those in its folder; status 1 if they differ.
 
@@ -265,31 +210,24 @@ def verify(
 
     Example: calgp verify shipped
     """
-    import dataclasses
-
-    from calgp import runs
-    from calgp.cli import bars, tables
-
     folder = open_folder(run)
     places = [*(found.environment for found in folder.evaluations()), folder.card().environment]
     fabric = open_fabric(device, "32-true", threads or next((each.threads for each in places if each.threads), None))
-    with bars.steps_shown() as watch:
-        checks = runs.Classifier.load(folder, fabric=fabric).verify(directory=data, watch=watch)
+    with rooms.bars.steps_shown() as watch:
+        checks = rooms.runs.Classifier.load(folder, fabric=fabric).verify(directory=data, watch=watch)
     if as_json:
         print(json.dumps([dataclasses.asdict(check) for check in checks]))
     else:
-        out.print(tables.verification_table(checks))
+        out.print(rooms.tables.verification_table(checks))
     if any(check.state == "differs" for check in checks):
         raise CalgpError(f"{folder.path} does not agree with what was found now.")
 
 
 def compare(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
-    csv: Annotated[
-        Path | None, typer.Option(help="Write the table to this CSV file, too.", show_default="none")
-    ] = None,
-    escape_csv: EscapeOption = True,
-    as_json: JsonOption = False,
+    *,
+    table: parameters.Csv,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Several runs side by side: mean ± standard error over seeds of the same setting.
 
@@ -297,25 +235,18 @@ def compare(
 
     Example: calgp compare runs/
     """
-    import dataclasses
-
-    from calgp import runs
-    from calgp.cli import tables
-
-    rows = runs.compare([folder for path in run for folder in _run_folders(path)])
-    if csv is not None:
-        tables.write_csv(csv, [tables.flat_row(row) for row in rows], escape=escape_csv)
+    rows = rooms.runs.compare([folder for path in run for folder in _run_folders(path)])
+    table.write(map(rooms.tables.flat_row, rows))
     if as_json:
         return print(json.dumps([dataclasses.asdict(row) for row in rows]))
-    out.print(tables.comparison_table(rows))
+    out.print(rooms.tables.comparison_table(rows))
 
 
 def _run_folders(path: Path) -> list[Any]:
-    from calgp import runs
 
     if (path / "run.json").is_file():
-        return [runs.RunFolder(path)]
-    found = [runs.RunFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
+        return [rooms.runs.RunFolder(path)]
+    found = [rooms.runs.RunFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
     if not found:
         if not path.exists():
             raise path_error("run folder", path)

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from calgp.cli.shared import RunArgument, open_folder, out
+from calgp.cli import parameters, rooms
+from calgp.cli.shared import open_folder, say
 
 
 def pack(
-    run: RunArgument,
+    run: parameters.Run,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, such as mnist.calgp.")],
 ) -> None:
     """Write a run folder as one file, to copy or to publish it; `calgp unpack` makes the folder again.
@@ -22,8 +23,8 @@ def pack(
 
     manifest = write(open_folder(run), file)
     size = sum(each.size for each in manifest.files)
-    out.print(f"Packed {len(manifest.files)} files of {run}, {size:,} bytes, into {file}.", soft_wrap=True)
-    out.print(f"Next: calgp unpack {file} NEW_FOLDER", soft_wrap=True)
+    say(f"Packed {len(manifest.files)} files of {run}, {size:,} bytes, into {file}.")
+    say(f"Next: calgp unpack {file} NEW_FOLDER")
 
 
 def unpack(
@@ -40,8 +41,8 @@ def unpack(
 
     folder = read(file, run)
     card = folder.card()
-    out.print(f"Unpacked {card.label}, trained on {card.run.source}, into {folder.path}.", soft_wrap=True)
-    out.print(f"Next: calgp evaluate {folder.path}", soft_wrap=True)
+    say(f"Unpacked {card.label}, trained on {card.run.source}, into {folder.path}.")
+    say(f"Next: calgp evaluate {folder.path}")
 
 
 RepositoryArgument = Annotated[
@@ -50,7 +51,7 @@ RepositoryArgument = Annotated[
 
 
 def push(
-    run: RunArgument,
+    run: parameters.Run,
     repository: RepositoryArgument,
     private: Annotated[
         bool, typer.Option("--private", help="Make a private repository; a public one is refused.")
@@ -66,11 +67,9 @@ def push(
 
     Example: calgp push runs/mnist me/mnist --private
     """
-    from calgp import hub
-
-    done = hub.push(open_folder(run), repository, private=private, revision=revision)
-    out.print(f"Pushed {run}, {done.size:,} bytes, as commit {done.commit[:8]} of {done.address}", soft_wrap=True)
-    out.print(f"Next: calgp pull {repository}" + (f" --revision {revision}" if revision else ""), soft_wrap=True)
+    done = rooms.hub.push(open_folder(run), repository, private=private, revision=revision)
+    say(f"Pushed {run}, {done.size:,} bytes, as commit {done.commit[:8]} of {done.address}")
+    say(f"Next: calgp pull {repository}" + (f" --revision {revision}" if revision else ""))
 
 
 def pull(
@@ -87,9 +86,7 @@ def pull(
 
     Example: calgp pull me/mnist --out runs/mnist
     """
-    from calgp import hub
-
-    folder = hub.pull(repository, run, revision=revision)
+    folder = rooms.hub.pull(repository, run, revision=revision)
     card = folder.card()
-    out.print(f"Pulled {card.label}, trained on {card.run.source}, into {folder.path}.", soft_wrap=True)
-    out.print(f"Next: calgp verify {folder.path}", soft_wrap=True)
+    say(f"Pulled {card.label}, trained on {card.run.source}, into {folder.path}.")
+    say(f"Next: calgp verify {folder.path}")

@@ -2,42 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from calgp.cli.shared import (
-    AddressOption,
-    DeviceOption,
-    DevicesOption,
-    EscapeOption,
-    JsonOption,
-    PassesOption,
-    PredictionEngineOption,
-    RunArgument,
-    ShardGpusOption,
-    ShardJobsOption,
-    ThreadsOption,
-    UncalibratedOption,
-    check_sampling,
-    err,
-    is_rank_zero,
-    open_fabric,
-    open_folder,
-    out,
-)
-from calgp.errors import CalgpError, path_error
-
-if TYPE_CHECKING:
-    from calgp.runs import Prediction
-    from calgp.search.engines import Engine
+from calgp.cli import parameters, rooms
+from calgp.cli.shared import check_images, is_rank_zero, note, open_folder, out, say
+from calgp.errors import CalgpError
 
 MANY = "Many images"
 ImagesArgument = Annotated[
     list[Path],
     typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
 ]
-CsvOption = Annotated[Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")]
 OutOption = Annotated[
     Path | None,
     typer.Option(
@@ -57,25 +34,22 @@ OnOption = Annotated[
 
 
 def predict(
-    run: RunArgument,
+    run: parameters.Run,
     images: ImagesArgument,
-    csv: CsvOption = None,
-    escape_csv: EscapeOption = True,
-    uncalibrated: UncalibratedOption = False,
-    passes: PassesOption = None,
-    engine: PredictionEngineOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the masks.")] = 0,
-    device: DeviceOption = "auto",
-    devices: DevicesOption = 1,
-    threads: ThreadsOption = None,
-    as_json: JsonOption = False,
+    *,
+    table: parameters.Csv,
+    uncalibrated: parameters.Uncalibrated = False,
+    sampling: parameters.Sampling,
+    compute: parameters.Compute,
+    devices: parameters.Devices = 1,
+    as_json: parameters.AsJson = False,
     folder: OutOption = None,
     rows_per_shard: RowsOption = 1000,
     skip_unreadable: SkipOption = False,
     on: OnOption = "local",
-    jobs: ShardJobsOption = None,
-    address: AddressOption = None,
-    gpus: ShardGpusOption = 0.0,
+    jobs: parameters.Jobs = None,
+    address: parameters.Address = None,
+    gpus: parameters.Gpus = 0.0,
 ) -> None:
     """Classify images, with probabilities and uncertainty.
 
@@ -88,24 +62,21 @@ def predict(
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
-    from calgp import runs
-    from calgp.search.engines import find_engine
-
-    check_sampling(passes, seed)
-    workers = find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
-    few, many = csv is not None or as_json or devices > 1, skip_unreadable or jobs is not None or on != "local"
+    workers = rooms.engines.find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
+    few, many = table.csv is not None or as_json or devices > 1, skip_unreadable or jobs is not None or on != "local"
     _check_flags(images, folder, few=few, many=many)
     if folder is not None:
         return _predict_shards(
-            run, images, folder, workers, calibrated=not uncalibrated, device=device, threads=threads, passes=passes,
-            prediction=engine, seed=seed, rows_per_shard=rows_per_shard, skip_unreadable=skip_unreadable,
+            run, images, folder, workers, compute, calibrated=not uncalibrated, passes=sampling.passes,
+            prediction=sampling.engine, seed=sampling.seed, rows_per_shard=rows_per_shard,
+            skip_unreadable=skip_unreadable,
         )  # fmt: skip
-    fabric = open_fabric(device, "32-true", threads, devices)
-    classifier = runs.Classifier.load(open_folder(run), fabric=fabric, calibrated=not uncalibrated)
-    found = classifier.predict(images, passes=passes, engine=engine, seed=seed)
+    fabric = compute.open(devices)
+    classifier = rooms.runs.Classifier.load(open_folder(run), fabric=fabric, calibrated=not uncalibrated)
+    found = classifier.predict(images, **vars(sampling))
     if is_rank_zero():
         warn_of_decisions(classifier, found.passes)
-        _show(found, csv, escape=escape_csv, as_json=as_json)
+        show_predictions(found, table, as_json=as_json)
 
 
 def _check_flags(images: list[Path], folder: Path | None, *, few: bool, many: bool) -> None:
@@ -114,40 +85,33 @@ def _check_flags(images: list[Path], folder: Path | None, *, few: bool, many: bo
         raise CalgpError("--csv, --json and --devices do not go with --out, which makes .npz files; leave them out.")
     if folder is None and many:
         raise CalgpError("--skip-unreadable, --jobs and --on are for many images; name a folder for them with --out.")
-    if folder is None and (missing := [path for path in images if not path.exists()]):
-        raise path_error("image", missing[0])
+    if folder is None:
+        check_images(images)
 
 
-def _show(found: "Prediction", csv: Path | None, *, escape: bool, as_json: bool) -> None:
-    from calgp.cli import tables
-
-    rows = tables.prediction_rows(found)
-    if csv is not None:
-        tables.write_csv(csv, [row.flat() for row in rows], escape=escape)
+def show_predictions(found: "rooms.runs.Prediction", table: parameters.Csv, *, as_json: bool) -> None:
+    """What is said of each image: a table or JSON, and a CSV file if one was named."""
+    rows = rooms.tables.prediction_rows(found)
+    table.write(row.flat() for row in rows)
     if as_json:
         return print(json.dumps([row.plain() for row in rows]))
-    out.print(tables.prediction_table(rows))
+    out.print(rooms.tables.prediction_table(rows))
 
 
 def _predict_shards(
-    run: str, images: list[Path], folder: Path, engine: "Engine", *, calibrated: bool, device: str,
-    threads: int | None, **options: Any,
+    run: str, images: list[Path], folder: Path, engine: "rooms.engines.Engine", compute: parameters.Compute,
+    *, calibrated: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Predictions into a folder, with a bar, as far as they are not there."""
-    from calgp.cli import bars
-    from calgp.gp import Passes
-    from calgp.search.predict_shards import OpenRun, find_files, opened, predict_shards
-
-    open_fabric(device, "32-true", threads)
-    opening = OpenRun.of(open_folder(run), calibrated=calibrated, device=device)
-    files = find_files(images)
-    with bars.bar(f"{run} on {len(files.names):,} images") as advance:
-        done = predict_shards(opening, files, folder, name=run, engine=engine, watch=advance, **options)
-    warn_of_decisions(opened(opening), Passes(done.passes, done.engine))
-    out.print(
-        f"{folder} has predictions of {done.rows:,} images in {done.shard_count:,} files.",
-        soft_wrap=True, highlight=False,
-    )  # fmt: skip
+    compute.open()
+    opening = rooms.predict_shards.OpenRun.of(open_folder(run), calibrated=calibrated, device=compute.device)
+    files = rooms.predict_shards.find_files(images)
+    with rooms.bars.bar(f"{run} on {len(files.names):,} images") as advance:
+        done = rooms.predict_shards.predict_shards(
+            opening, files, folder, name=run, engine=engine, watch=advance, **options
+        )
+    warn_of_decisions(rooms.predict_shards.opened(opening), rooms.gp.Passes(done.passes, done.engine))
+    say(f"{folder} has predictions of {done.rows:,} images in {done.shard_count:,} files.")
 
 
 def warn_of_decisions(classifier: Any, how: Any) -> None:
@@ -162,4 +126,4 @@ def warn_of_decisions(classifier: Any, how: Any) -> None:
         why = f"is for {made.passes}; with {how} its promises need not hold"
     if why:
         path = classifier.folder.path / "decisions.json"
-        err.print(f"Note: {path} {why}. `calgp decide` makes a new one.", soft_wrap=True)
+        note(f"{path} {why}. `calgp decide` makes a new one.")

@@ -1,36 +1,26 @@
 """The command reproduce: the paper's figures and tables, rerun and judged."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from calgp.cli.shared import (
-    AddressOption,
-    DataOption,
-    EngineOption,
-    GpusOption,
-    JobsOption,
-    ThreadsOption,
-    check_all_ran,
-    open_fabric,
-    out,
-)
+from calgp.cli import parameters, rooms
+from calgp.cli.shared import check_all_ran, out, say
 from calgp.errors import CalgpError
-
-if TYPE_CHECKING:
-    from calgp.paper import Cell, Experiment, Scale
-    from calgp.search.engines import Engine
-    from calgp.search.jobs import Paths
-
 
 NameArgument = Annotated[
     str | None,
     typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.", show_default="list them"),
 ]
-ScaleOption = Annotated[str, typer.Option(help="smoke (seconds), laptop (hours), desk (days) or paper (a GPU).")]
+ScaleOption = Annotated[
+    str | None,
+    typer.Option(
+        help="smoke (seconds), laptop (hours), desk (days) or paper (a GPU).",
+        show_default="smoke; with --list laptop and desk",
+    ),
+]
 ResultsOption = Annotated[
     list[Path] | None,
     typer.Option(help="Where small results of finished runs lie.", show_default="results and OUT/results"),
@@ -43,19 +33,19 @@ KeepOption = Annotated[
 
 def reproduce(
     name: NameArgument = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the experiments and what they claim.")] = False,
-    scale: ScaleOption = "smoke",
+    *,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the experiments, what is done of them and what is missing.")
+    ] = False,
+    scale: ScaleOption = None,
     folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
-    jobs: JobsOption = None,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    gpus: GpusOption = 0.0,
+    places: parameters.Workers,
     faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
     pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what is in --results.")] = False,
     results: ResultsOption = None,
     keep: KeepOption = None,
-    data: DataOption = None,
-    threads: ThreadsOption = None,
+    data: parameters.Data = None,
+    threads: parameters.Threads = None,
 ) -> None:
     """Rerun the paper's figures and tables: run what is missing, judge its claims, write a page for each.
 
@@ -64,101 +54,76 @@ def reproduce(
 
     Example: calgp reproduce fig2 --scale laptop --jobs 2 --data images
     """
-    from calgp import paper
-    from calgp.cli import job_tables
-    from calgp.search.engines import find_engine
-    from calgp.search.jobs import Paths
-
+    small = tuple(results) if results else (Path("results"), folder / "results")
     if listed or name is None:
-        return out.print(job_tables.experiment_table(paper.EXPERIMENTS.values()))
-    workers = find_engine(engine, jobs=jobs, address=address, gpus=gpus)
-    chosen, size = paper.chosen(name), paper.find_scale(scale)
+        return _list(name or "all", ("laptop", "desk") if scale is None else (scale,), rooms.jobs.Paths(folder, small))
+    scale = scale or "smoke"
+    engine, names, size = places.find(), [each.name for each in rooms.paper.chosen(name)], rooms.paper.find_scale(scale)
     if size.tuning and faithful:
         raise CalgpError(f"Invalid --scale {scale}: it has tuned options, and --faithful the authors'.")
     kept = folder / "results" if keep is None else keep
-    places = tuple(results) if results else (Path("results"), folder / "results")
-    paths = Paths(folder / "runs", places, None if pages else kept, data)
-    work = _Work(workers, jobs or 1, paths, kept, pages)
+    paths = rooms.jobs.Paths(folder / "runs", small, None if pages else kept, data)
     if not (size.tuning or pages):
-        open_fabric("auto", "32-true", threads)
-    size, cells, failures = _run_tuned(work, chosen, size) if size.tuning else _run(work, chosen, size, faithful)
+        parameters.Compute(threads=threads).open()
+    plan = rooms.paper.make_plan(names, size, paths.small, authors=faithful)
+    _print_cost(plan, paths, kept, places.jobs or 1)
+    failures = {} if pages else _run(plan, paths, engine, places.jobs or 1)
+    plan = rooms.paper.make_plan(names, size, paths.small, authors=faithful)  # with what tunings have found
     command = ["calgp", "reproduce", name, "--scale", scale, *["--faithful"] * faithful]
-    place = folder / (scale + "-faithful" * faithful)
-    _write_pages(work, [each for each in chosen if cells[each.name]], size, cells, place, command, failures)
+    _write_pages(plan, paths, folder / (scale + "-faithful" * faithful), command, failures, race=not pages)
     check_all_ran(failures, f"`{shlex.join(command)}`")
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Where runs are made and kept, and how many at a time; `pages`: none is made."""
+def _list(name: str, scales: tuple[str, ...], paths: "rooms.jobs.Paths") -> None:
+    """The experiments, and what is done of them at each scale."""
+    out.print(rooms.job_tables.experiment_table(rooms.paper.EXPERIMENTS.values()))
+    for each in scales:
+        found = rooms.paper.coverage(rooms.paper.chosen(name), rooms.paper.find_scale(each), paths)
+        out.print(rooms.job_tables.coverage_table(each, found))
 
-    engine: "Engine"
-    jobs: int
-    paths: "Paths"
-    kept: Path
-    pages: bool
+
+def _print_cost(plan: "rooms.paper.Plan", paths: "rooms.jobs.Paths", kept: Path, processes: int) -> None:
+
+    if plan.scale.tuning:
+        out.print(rooms.job_tables.queue_cost(*plan.cost(paths), rooms.paper.stale(plan, kept), processes))
+    elif plan.scale.name != "smoke":
+        out.print(rooms.job_tables.cost(rooms.paper.missing(plan.cells(), paths), processes))
 
 
 def _run(
-    work: _Work, chosen: "list[Experiment]", scale: "Scale", faithful: bool
-) -> "tuple[Scale, dict[str, tuple[Cell, ...]], dict[str, str]]":
-    """Run what is missing at a scale whose options are fixed: the scale, the cells of each experiment, what failed."""
-    from calgp import paper
-    from calgp.cli import bars, job_tables
-
-    cells = {each.name: each.planned(scale, authors=faithful) for each in chosen}
-    everything = [cell for planned in cells.values() for cell in planned]
-    if scale.name != "smoke":
-        out.print(job_tables.cost(paper.missing(everything, work.paths), work.jobs))
-    if work.pages:
-        return scale, cells, {}
-    with bars.overall_bar() as watch:
-        return scale, cells, paper.run_missing(everything, work.paths, engine=work.engine, watch=watch)
-
-
-def _run_tuned(
-    work: _Work, chosen: "list[Experiment]", scale: "Scale"
-) -> "tuple[Scale, dict[str, tuple[Cell, ...]], dict[str, str]]":
-    """Tune and run what is missing: the scale with the options that were found, the cells, what failed."""
-    from calgp import paper
-    from calgp.cli import bars, job_tables
-
-    names, failures = [each.name for each in chosen], {}
-    plan = paper.make_plan(names, scale, work.paths.small)
-    out.print(job_tables.queue_cost(*plan.cost(work.paths), paper.stale(plan, work.kept), work.jobs))
-    if not work.pages:
-        with bars.overall_bar() as watch:
-            failures = paper.run_queue(
-                names, scale.name, work.paths, workers=work.jobs, engine=work.engine, watch=watch
+    plan: "rooms.paper.Plan", paths: "rooms.jobs.Paths", engine: "rooms.engines.Engine", workers: int
+) -> dict[str, str]:
+    """Tune and run what is missing, with a bar; what failed."""
+    with rooms.bars.overall_bar() as watch:
+        if plan.scale.tuning:
+            return rooms.paper.run_queue(
+                plan.names, plan.scale.name, paths, workers=workers, engine=engine, watch=watch
             )
-    tuned = paper.make_plan(names, scale, work.paths.small).scale
-    return tuned, {each.name: each.planned(tuned) for each in chosen}, failures
+        return rooms.paper.run_missing(plan.cells(), paths, engine=engine, watch=watch)
 
 
 def _write_pages(
-    work: _Work,
-    chosen: "list[Experiment]",
-    scale: "Scale",
-    cells: "dict[str, tuple[Cell, ...]]",
+    plan: "rooms.paper.Plan",
+    paths: "rooms.jobs.Paths",
     place: Path,
     command: list[str],
     failures: dict[str, str],
+    *,
+    race: bool,
 ) -> None:
-    """A page for each experiment, its verdicts and its path on the terminal."""
-    from calgp import paper
-    from calgp.cli import bars, job_tables
-
-    rows = {each.name: paper.rows_of(cells[each.name], work.paths) for each in chosen}
-    drawn = [row for each in chosen if each.frontier for row in rows[each.name]]
-    costs = paper.known_costs(drawn, work.paths)
-    if costs is None and not work.pages:
-        with bars.bar("what a prediction costs") as watch:
-            costs = paper.measured_costs(drawn, work.paths, watch)
-    for each in chosen:
-        found = paper.priced(rows[each.name], costs or {})
-        page = paper.write_experiment(
-            each, scale, cells[each.name], found, place / each.name, command=[*command[:2], each.name, *command[3:]],
-            authors="--faithful" in command, failures=failures,
+    """A page for each experiment, its verdicts and its path on the terminal; `race`: measure costs that are missing."""
+    planned = [(rooms.paper.EXPERIMENTS[name], cells) for name, cells in plan.planned().items() if cells]
+    rows = {each.name: rooms.paper.rows_of(cells, paths) for each, cells in planned}
+    drawn = [row for each, _ in planned if each.frontier for row in rows[each.name]]
+    costs = rooms.paper.known_costs(drawn, paths)
+    if costs is None and race:
+        with rooms.bars.bar("what a prediction costs") as watch:
+            costs = rooms.paper.measured_costs(drawn, paths, watch)
+    for each, cells in planned:
+        found = rooms.paper.priced(rows[each.name], costs or {})
+        page = rooms.paper.write_experiment(
+            each, plan.scale, cells, found, place / each.name, command=[*command[:2], each.name, *command[3:]],
+            authors=plan.authors, failures=failures,
         )  # fmt: skip
-        out.print(job_tables.verdict_table(each, each.judged(found)))
-        out.print(f"{each.name}: {page}", soft_wrap=True)
+        out.print(rooms.job_tables.verdict_table(each, each.judged(found)))
+        say(f"{each.name}: {page}")

@@ -1,9 +1,9 @@
-"""What the commands share: consoles, options that are not of a run, devices and run folders."""
+"""What the commands share: what they print, checks of what is given, devices and run folders."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import typer
 
@@ -16,58 +16,15 @@ err = Terminal(stderr=True)
 
 MOST_THREADS = 1024  # more are no processor's, and torch would start them all
 
-# options that several commands share
-DataOption = Annotated[
-    Path | None,
-    typer.Option("--data", help="The folder of image sets.", show_default="$CALGP_DATA, else the user's cache"),
-]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
-DevicesOption = Annotated[
-    int, typer.Option("--devices", help="Processes on this machine, one for each device; see docs/scaling.md.")
-]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads.", show_default="all cores")]
-PassesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--passes",
-        "-S",
-        help="Forward passes, one sample each.",
-        show_default="1 where the last layer is integrated, else 50",
-    ),
-]
-PredictionEngineOption = Annotated[
-    Literal["moments", "samples"] | None,
-    typer.Option(
-        "--engine", help="moments (last layer integrated) or samples (Monte Carlo).", show_default="as trained"
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
-EscapeOption = Annotated[
-    bool,
-    typer.Option(help="Put ' in front of text that a spreadsheet would run as a formula (= + - @)."),
-]
-UncalibratedOption = Annotated[bool, typer.Option("--uncalibrated", help="Use the probabilities before calibration.")]
-JobsOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Runs at the same time, each in a process of one thread.", show_default="1; with Ray one for each core"
-    ),
-]
-EngineOption = Annotated[str, typer.Option(help="Where runs are made: local, or ray (pip install calgp\\[ray]).")]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(help="Address of a Ray cluster, such as auto or HOST:6379.", show_default="one is started here"),
-]
-GpusOption = Annotated[float, typer.Option(help="GPUs for each run on a Ray cluster; 0.25 is a quarter.")]
-ShardJobsOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Files made at the same time, each by a process of one thread.",
-        show_default="this process makes all; with Ray one for each core",
-    ),
-]
-ShardEngineOption = Annotated[str, typer.Option(help="Where files are made: local, or ray (pip install calgp\\[ray]).")]
-ShardGpusOption = Annotated[float, typer.Option(help="GPUs for each file on a Ray cluster; 0.25 is a quarter.")]
+
+def say(text: str) -> None:
+    """A sentence on the terminal; paths in it are neither broken nor coloured."""
+    out.print(text, soft_wrap=True, highlight=False)
+
+
+def note(text: str) -> None:
+    """A sentence beside the results, on stderr."""
+    err.print(f"Note: {text}", soft_wrap=True, highlight=False)
 
 
 def check_run(name: str) -> str:
@@ -77,15 +34,26 @@ def check_run(name: str) -> str:
     return name
 
 
-RunArgument = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.", callback=check_run),
-]
+def check_seed(seed: int) -> int:
+    if seed not in SEED:
+        raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
+    return seed
+
+
+def check_images(paths: list[Path]) -> None:
+    if missing := [path for path in paths if not path.exists()]:
+        raise path_error("image", missing[0])
+
+
+def require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise CalgpError(f"Invalid {name}={value}: must be at least 1.")
 
 
 NO_MEMORY = (  # what torch, oneDNN, the loader of libraries and Python's own importer say, in their words
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc",
     "could not create a primitive", "failed to map segment", "error return without exception set",
+    "can't start new thread",
 )  # fmt: skip
 
 
@@ -108,6 +76,7 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
 
     from calgp.runs import open_device, tune_process
     from calgp.runs.devices import ranks
+    from calgp.runs.environment import emulates_bf16
 
     if processes is None and ranks() > 1:
         raise CalgpError("Invalid command under torchrun: must be train, evaluate or predict; start others without it.")
@@ -122,7 +91,10 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
                 f"Invalid threads={threads}: must be at least 1 and at most {MOST_THREADS}, such as {os.cpu_count()}."
             )
         torch.set_num_threads(threads)
-    return open_device(device, precision, processes=processes or 1)
+    fabric = open_device(device, precision, processes=processes or 1)
+    if precision == "bf16-mixed" and fabric.device.type == "cpu" and emulates_bf16() and is_rank_zero():
+        typer.echo("Note: this processor has no bf16 instructions; --precision 32-true is faster here.", err=True)
+    return fabric
 
 
 def open_folder(name: str) -> Any:
@@ -151,17 +123,6 @@ def writable(folder: Any) -> Any:
     return copy
 
 
-def check_sampling(passes: int | None, seed: int) -> None:
-    require_positive("passes", 1 if passes is None else passes)
-    if seed not in SEED:
-        raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
-
-
 def check_all_ran(failures: Mapping[str, str], again: str = "the same command") -> None:
     if failures:
         raise CalgpError(f"Not everything could be run; {again} tries again. " + " ".join(failures.values()))
-
-
-def require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise CalgpError(f"Invalid {name}={value}: must be at least 1.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Column, Table
+from rich.text import Text
 
 from calgp.cli.terminal import styled
 from calgp.json_values import Json
@@ -16,7 +18,7 @@ from calgp.runs.evaluation import METRICS
 from calgp.runs.export import Exported
 from calgp.runs.prediction import Prediction
 from calgp.runs.predictions_file import Judgement
-from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions
+from calgp.runs.results import Calibration, DecisionMetrics, Evaluation, FittedDecisions, OwnClasses
 from calgp.runs.verification import Check
 from calgp.runs.writing import wrap_os_errors, write_whole
 
@@ -25,27 +27,38 @@ SEPARATION = ("auroc", "aupr_out", "aupr_in", "fpr95")
 MOST_CLASSES = 20  # of which each is shown without being asked for
 
 
-def evaluation_table(found: Evaluation) -> Table:
-    """The scores of an evaluation with their intervals; for outside images, how well uncertainty separates them."""
-    kind = "outside the run's classes" if found.outside else "the run's own classes"
-    title = f"{found.source}: {found.n:,} test images, {kind}, {found.computed_by}"
-    if found.calibrator is not None:
-        title += f", calibrated ({found.calibrator})"
-    table = Table("", "value", "95 % interval", title=title, title_justify="left")
-    rows = _outside_rows(found) if found.outside else _inside_rows(found)
+def make_table(
+    heads: Iterable[Column | str], rows: Iterable[Iterable[str | Text]], title: str, caption: str | None = None
+) -> Table:
+    """A table with its title above, at the left."""
+    table = Table(*heads, title=title, title_justify="left", caption=caption)
     for row in rows:
         table.add_row(*row)
-    if found.outside and not found.ood:
-        table.caption = "Evaluate the run's own test images first to see how well uncertainty separates the two."
     return table
 
 
-def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
-    own = found.own
+def evaluation_table(found: Evaluation) -> Table:
+    """The scores of an evaluation with their intervals; for outside images, how well uncertainty separates them."""
+    kind = "outside the run's classes" if found.outside else "the run's own classes"
+    title = f"{found.source}: {found.n:,} test images, {kind}, {found.computed_by}{_calibrated(found.calibrator)}"
+    alone = "Evaluate the run's own test images first to see how well uncertainty separates the two."
+    rows = _outside_rows(found) if found.outside else _inside_rows(found)
+    return make_table(("", "value", "95 % interval"), rows, title, alone if found.outside and not found.ood else None)
+
+
+def _calibrated(calibrator: str | None) -> str:
+    return "" if calibrator is None else f", calibrated ({calibrator})"
+
+
+def _score_rows(own: OwnClasses) -> Iterator[tuple[str, str, str]]:
     for name, value in vars(own.scores).items():
         if name != "n":
             label = name.upper() if name in SHORT else f"mean {name}"
             yield label, f"{value:.4f}", _ends(getattr(own.intervals, name, None))
+
+
+def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
+    yield from _score_rows(found.own)
     for name, areas in found.selective.items():
         if found.is_random or name != "mutual-information":
             yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
@@ -78,16 +91,13 @@ def class_table(found: Evaluation, classes: tuple[str, ...]) -> Table:
     """How each class fares, the worst first."""
     from calgp.report.advice import worst_classes
 
-    right = Column("labelled right", justify="right")
-    table = Table(
-        Column("class", overflow="fold"), Column("images", justify="right"), right,
-        Column("label is right", justify="right"), Column("most often taken for", overflow="fold"),
-        title="By class, the worst first", title_justify="left",
-    )  # fmt: skip
-    for name, n, recall, precision, wrong in worst_classes(found, classes):
-        shares = ("–" if share is None else f"{100 * share:.1f} %" for share in (recall, precision))
-        table.add_row(name, f"{n:,}", *shares, wrong)
-    return table
+    numbers = (Column(name, justify="right") for name in ("images", "labelled right", "label is right"))
+    heads = Column("class", overflow="fold"), *numbers, Column("most often taken for", overflow="fold")
+    rows = (
+        (name, f"{n:,}", *("–" if share is None else f"{100 * share:.1f} %" for share in shares), wrong)
+        for name, n, *shares, wrong in worst_classes(found, classes)
+    )
+    return make_table(heads, rows, "By class, the worst first")
 
 
 def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> Table | None:
@@ -112,26 +122,18 @@ def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> 
 def judgement_table(found: Judgement) -> Table:
     """The scores of predictions that were made elsewhere, with their intervals."""
     title = f"{found.name}: {found.n:,} rows, {found.classes} classes"
-    table = Table("", "value", "95 % interval", title=title, title_justify="left")
-    for name, value in vars(found.own.scores).items():
-        if name != "n":
-            label = name.upper() if name in SHORT else f"mean {name}"
-            table.add_row(label, f"{value:.4f}", _ends(getattr(found.own.intervals, name, None)))
-    table.add_row("AURC by confidence", f"{found.aurc:.3g}", "")
-    table.caption = " ".join(found.notes) or None
-    return table
+    rows = *_score_rows(found.own), ("AURC by confidence", f"{found.aurc:.3g}", "")
+    return make_table(("", "value", "95 % interval"), rows, title, " ".join(found.notes) or None)
 
 
 def paired_table(first: str, second: str, differences: Mapping[str, Difference]) -> Table:
     """The scores of the first less those of the second, on the same rows."""
-    title = f"{first} less {second}, on the same rows: below zero favours {first}"
-    names = ("", "difference", "± half of its 95 % interval", "")
-    table = Table(*names, title=title, title_justify="left")
+    rows = []
     for name, each in differences.items():
-        better = first if each.value < 0 else second
-        verdict = f"{better} is better" if each.is_clear else "undecided"
-        table.add_row(name.upper(), f"{each.value:+.4f}", f"{each.half:.4f}", verdict)
-    return table
+        verdict = f"{first if each.value < 0 else second} is better" if each.is_clear else "undecided"
+        rows.append((name.upper(), f"{each.value:+.4f}", f"{each.half:.4f}", verdict))
+    title = f"{first} less {second}, on the same rows: below zero favours {first}"
+    return make_table(("", "difference", "± half of its 95 % interval", ""), rows, title)
 
 
 def shift_table(found: list[Evaluation]) -> Table:
@@ -140,14 +142,12 @@ def shift_table(found: list[Evaluation]) -> Table:
     names = () if first.outside else METRICS
     shift = first.corruption
     title = f"{shift and shift.of} under {shift and shift.kind}: {first.n:,} test images"
-    if first.calibrator is not None:
-        title += f", calibrated ({first.calibrator})"
-    table = Table("severity", *map(str.upper, names), "mean entropy", title=title, title_justify="left")
+    rows = []
     for each in found:
         numbers = [*(getattr(each.own.scores, name) for name in names), each.mean_entropy]
         severity = "" if each.corruption is None else str(each.corruption.severity)
-        table.add_row(severity, *(f"{value:.4f}" for value in numbers))
-    return table
+        rows.append((severity, *(f"{value:.4f}" for value in numbers)))
+    return make_table(("severity", *map(str.upper, names), "mean entropy"), rows, title + _calibrated(first.calibrator))
 
 
 def calibration_table(found: Calibration) -> Table:
@@ -155,13 +155,11 @@ def calibration_table(found: Calibration) -> Table:
     numbers = {name: value for name, value in found.parameters.items() if isinstance(value, float)}
     described = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     title = f"{found.calibrator}, fitted on {found.n:,} held-out images" + (f": {described}" if described else "")
-    table = Table("on the hold-out", "before", "after", title=title, title_justify="left")
+    rows = []
     for name in METRICS:
-        before, after = getattr(found.before, name), getattr(found.after, name)
-        table.add_row(name.upper(), *("" if value is None else f"{value:.4f}" for value in (before, after)))
-    if found.warning is not None:
-        table.caption = found.warning
-    return table
+        values = getattr(found.before, name), getattr(found.after, name)
+        rows.append((name.upper(), *("" if value is None else f"{value:.4f}" for value in values)))
+    return make_table(("on the hold-out", "before", "after"), rows, title, found.warning)
 
 
 def _decision_rows(decisions: DecisionMetrics | None) -> Iterator[tuple[str, str, str]]:
@@ -183,34 +181,31 @@ def _decision_rows(decisions: DecisionMetrics | None) -> Iterator[tuple[str, str
 
 def decisions_table(found: FittedDecisions, classes: tuple[str, ...]) -> Table:
     """What was decided on the hold-out."""
-    title = f"Decisions, fitted on {found.n:,} held-out images with {found.passes}"
-    if found.calibration is not None:
-        title += f", calibrated ({found.calibration.calibrator})"
-    table = Table("", "", title=title, title_justify="left")
+    calibrated = _calibrated(found.calibration and found.calibration.calibrator)
+    title = f"Decisions, fitted on {found.n:,} held-out images with {found.passes}{calibrated}"
+    return make_table(("", ""), _fitted_rows(found, classes), title, found.warning)
+
+
+def _fitted_rows(found: FittedDecisions, classes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     if (selection := found.selection) is not None:
         sure = "on the hold-out alone (no promise)"
         if selection.confidence is not None:
             sure = f"with confidence {selection.confidence:g}"
-        table.add_row("error where it answers", f"at most {selection.error:g}, {sure}")
-        table.add_row("it answers", selection.rule)
+        yield "error where it answers", f"at most {selection.error:g}, {sure}"
+        yield "it answers", selection.rule
         if selection.answered:
-            table.add_row(
-                "on the hold-out",
-                f"{selection.answered:,} of {selection.n:,} answered, {selection.wrong:,} wrong",
-            )
+            answered = f"{selection.answered:,} of {selection.n:,} answered"
+            yield "on the hold-out", f"{answered}, {selection.wrong:,} wrong"
     if (sets := found.sets) is not None:
         promise = f"at least {sets.coverage:g} {'of each class' if sets.by_class else 'of all images'}"
-        table.add_row("sets hold the true class of", promise)
+        yield "sets hold the true class of", promise
         names = classes if sets.by_class else ("all classes",)
         bounds = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, sets.thresholds, strict=True))
-        table.add_row(f"{sets.kind} threshold", bounds)
-        table.add_row("empty sets", "stay empty" if sets.empty else "get the most probable class")
+        yield f"{sets.kind} threshold", bounds
+        yield "empty sets", "stay empty" if sets.empty else "get the most probable class"
     if (outliers := found.outliers) is not None:
         called = f"those with a score above {outliers.threshold:.4g}"
-        table.add_row("outliers", f"{called}: at most {outliers.false_alarm:g} of ordinary inputs")
-    if found.warning is not None:
-        table.caption = found.warning
-    return table
+        yield "outliers", f"{called}: at most {outliers.false_alarm:g} of ordinary inputs"
 
 
 @dataclass(frozen=True)
@@ -244,20 +239,20 @@ def prediction_rows(found: Prediction) -> list[PredictionRow]:
     """What is said of each image."""
     predicted = found.predictive
     names = found.names or tuple(f"image {place}" for place in range(len(found)))
-    columns = zip(
-        names, found.labels, predicted.labels.tolist(), found.probs.tolist(), found.entropy.tolist(),
-        found.mutual_information.tolist(), predicted.monte_carlo_error.amax(-1).tolist(), strict=True,
-    )  # fmt: skip
     nothing = [None] * len(found)
-    outlier = nothing if found.outlier_score is None else found.outlier_score.tolist()
-    abstains = nothing if found.abstains is None else found.abstains.tolist()
-    flagged = nothing if found.outliers is None else found.outliers.tolist()
-    decided = zip(outlier, flagged, abstains, found.class_sets or nothing, strict=True)
+    errors = predicted.monte_carlo_error.amax(-1)
+    columns = (predicted.labels, found.probs, found.entropy, found.mutual_information, errors)
+    decided = (found.outlier_score, found.outliers, found.abstains)
+    numbers = zip(*(column.tolist() for column in columns), strict=True)
+    flags = (nothing if each is None else each.tolist() for each in decided)
+    more = zip(*flags, found.class_sets or nothing, strict=True)
     return [
         PredictionRow(
-            name, label, probs[index], entropy, information, error, dict(zip(found.classes, probs, strict=True)), *more
+            name, label, probs[index], entropy, information, error, dict(zip(found.classes, probs, strict=True)), *rest
         )
-        for (name, label, index, probs, entropy, information, error), more in zip(columns, decided, strict=True)
+        for name, label, (index, probs, entropy, information, error), rest in zip(
+            names, found.labels, numbers, more, strict=True
+        )
     ]
 
 
@@ -276,15 +271,24 @@ def prediction_table(rows: list[PredictionRow]) -> Table:
     table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
     if any(row.outlier for row in rows):
         table.caption = "! outlier: unlike the training images"
-    for row in rows:
+    files = [row.file for row in rows]
+    if place := _common_folder(files):  # said once: a line has 80 columns
+        table.title, files = f"Files in {place}", [os.path.relpath(file, place) for file in files]
+    for file, row in zip(files, rows, strict=True):
         ranked = sorted(row.probabilities.items(), key=lambda item: -item[1])
         second = f"{ranked[1][0]} {ranked[1][1]:.3f}" if len(ranked) > 1 else ""
         error = f"{row.probability:.3f}" + (f" ± {row.monte_carlo_error:.3f}" if drawn else "")
         numbers = [error, f"{row.entropy:.3f}"] + [f"{row.mutual_information:.3f}"] * random
         numbers += [] if row.outlier_score is None else [f"{row.outlier_score:.1f}" + " !" * bool(row.outlier)]
         said = {"abstains": "yes" if row.abstains else "no", "set": "; ".join(row.set or []) or "none"}
-        table.add_row(row.file, row.label, *numbers, second, *(said[name] for name in more))
+        table.add_row(file, row.label, *numbers, second, *(said[name] for name in more))
     return table
+
+
+def _common_folder(files: Sequence[str]) -> str:
+    """The folder that several files are all in or below; empty if they share none."""
+    folders = [os.path.dirname(file) for file in files]
+    return os.path.commonpath(folders) if len(files) > 1 and len(set(map(os.path.isabs, folders))) == 1 else ""
 
 
 def export_row(done: Exported) -> dict[str, Json]:

@@ -4,28 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from calgp.cli import parameters, rooms
 from calgp.cli.flags import takes_run
-from calgp.cli.shared import (
-    DataOption,
-    DeviceOption,
-    DevicesOption,
-    ThreadsOption,
-    err,
-    is_rank_zero,
-    open_fabric,
-    out,
-)
+from calgp.cli.shared import is_rank_zero, note, open_fabric, say
 from calgp.errors import CalgpError, path_error
 from calgp.json_values import Json
-
-if TYPE_CHECKING:
-    from calgp.runs import Classifier, Run, RunFolder, TrainingData
-    from calgp.training import Step
-
 
 TrainNetworkOption = Annotated[
     str | None,
@@ -72,12 +59,12 @@ def train(
     resume: ResumeOption = None,
     go_on: ContinueOption = False,
     tensorboard: TensorboardOption = None,
-    data: DataOption = None,
-    device: DeviceOption = "auto",
+    data: parameters.Data = None,
+    device: parameters.Device = "auto",
     precision: PrecisionOption = None,
-    devices: DevicesOption = 1,
+    devices: parameters.Devices = 1,
     accumulate: AccumulateOption = 1,
-    threads: ThreadsOption = None,
+    threads: parameters.Threads = None,
     workers: WorkersOption = None,
     checkpoint_seconds: CheckpointOption = 60,
 ) -> None:
@@ -91,52 +78,51 @@ def train(
 
     Example: calgp train --source mnist --minutes 10
     """
-    _check_together(resume, others=bool(options or folder or network is not None), network=network, weights=weights)
-    from calgp import runs, training
+    others = bool(options or folder or network is not None)
+    _check_given(resume, others=others, network=network, weights=weights, seconds=checkpoint_seconds)
 
-    run, begun_in = _begun(resume) if resume else (training.described_run(options, network, weights), None)
-    go_on = go_on or runs.restarted()
-    _check_saving(checkpoint_seconds, go_on=go_on, somewhere=bool(folder or resume))
+    run, begun_in = _begun(resume) if resume else (rooms.training.described_run(options, network, weights), None)
+    go_on = go_on or rooms.runs.restarted()
+    if go_on and not (folder or resume):
+        raise CalgpError("Invalid --continue: it, or torchrun's restart, needs the folder of the run; give --out.")
     fabric = open_fabric(device, precision or begun_in or "32-true", threads, devices)
-    target = runs.RunFolder(resume or folder or runs.on_first(fabric, lambda: training.new_folder(run).path))
-    go_on = any(runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
-    images = runs.together(fabric, lambda: runs.TrainingData.of(run, data, workers=workers))
-    resolved = training.resolved(run, images)
-    goes_on, done = runs.on_first(fabric, lambda: _goes_on(resolved, target) if go_on else (resume is not None, False))
+    target = rooms.runs.RunFolder(
+        resume or folder or rooms.runs.on_first(fabric, lambda: rooms.training.new_folder(run).path)
+    )
+    go_on = any(rooms.runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
+    images = rooms.runs.together(fabric, lambda: rooms.runs.TrainingData.of(run, data, workers=workers))
+    resolved = rooms.training.resolved(run, images)
+    goes_on, done = rooms.runs.on_first(
+        fabric, lambda: _goes_on(resolved, target) if go_on else (resume is not None, False)
+    )
     if done:
-        return out.print(f"{target.path} is finished.", soft_wrap=True) if is_rank_zero() else None
+        return say(f"{target.path} is finished.") if is_rank_zero() else None
     with _watched(resolved, images, target, tensorboard, resume=goes_on) as watch:
-        trained = training.train_run(
+        trained = rooms.training.train_run(
             resolved, target, fabric, data=images, resume=goes_on, checkpoint_seconds=checkpoint_seconds,
             accumulate=accumulate, watch=watch,
         )  # fmt: skip
     if is_rank_zero():
-        for sentence in training_summary(trained):
-            out.print(sentence, soft_wrap=True, highlight=False)
+        say("\n".join(training_summary(trained)))
 
 
-def _check_together(resume: Path | None, *, others: bool, network: str | None, weights: str | None) -> None:
-    """Refuse options that cannot go together, before anything is imported that takes long."""
+def _check_given(
+    resume: Path | None, *, others: bool, network: str | None, weights: str | None, seconds: float
+) -> None:
+    """Refuse options that cannot be, or cannot go together, before anything is imported that takes long."""
     if resume is not None and others:
         raise CalgpError("Invalid --resume: the run goes on as it is; give no other options of the run.")
     if resume is not None and not resume.exists():
         raise path_error("run folder", resume)
     if weights is not None and network is None:
         raise CalgpError("Invalid --weights without --network: they are of a pretrained network.")
+    if not 0 <= seconds < float("inf"):
+        raise CalgpError(f"Invalid checkpoint_seconds={seconds}: must be at least 0, such as 60.")
 
 
-def _check_saving(checkpoint_seconds: float, *, go_on: bool, somewhere: bool) -> None:
-    if not 0 <= checkpoint_seconds < float("inf"):
-        raise CalgpError(f"Invalid checkpoint_seconds={checkpoint_seconds}: must be at least 0, such as 60.")
-    if go_on and not somewhere:
-        raise CalgpError("Invalid --continue: it, or torchrun's restart, needs the folder of the run; give --out.")
-
-
-def _begun(resume: Path) -> "tuple[Run, str | None]":
+def _begun(resume: Path) -> "tuple[rooms.runs.Run, str | None]":
     """The run that a folder holds, and the precision that it was begun in."""
-    from calgp import runs
-
-    folder = runs.RunFolder(resume)
+    folder = rooms.runs.RunFolder(resume)
     card = folder.card()
     if folder.interrupted:
         folder.check_checkpoint(card)
@@ -145,44 +131,45 @@ def _begun(resume: Path) -> "tuple[Run, str | None]":
 
 @contextmanager
 def _watched(
-    run: "Run", images: "TrainingData", target: "RunFolder", tensorboard: Path | None, *, resume: bool
-) -> "Iterator[Callable[[Step], None]]":
+    run: "rooms.runs.Run",
+    images: "rooms.runs.TrainingData",
+    target: "rooms.runs.RunFolder",
+    tensorboard: Path | None,
+    *,
+    resume: bool,
+) -> "Iterator[Callable[[rooms.training.Step], None]]":
     """What shows each step: a bar, and TensorBoard if asked for; nothing but on the first rank."""
-    from calgp.cli import bars
-    from calgp.runs import cautions
-    from calgp.trackers import tensorboard_watch
-
     with ExitStack() as stack:
         watches = []
         if is_rank_zero():
             if images.train.split_note:
-                out.print(images.train.split_note, soft_wrap=True)
-            for sentence in cautions(images.train, run):
-                err.print(f"Note: {sentence}", soft_wrap=True, highlight=False)
+                say(images.train.split_note)
+            for sentence in rooms.runs.cautions(images.train, run):
+                note(sentence)
             n = len(images.train)
             title = f"Training {run.label} on {n:,} images of {run.source}: {run.backbone_label}, {_budget(run, n)}"
-            watches.append(stack.enter_context(bars.training_bar(title)))
+            watches.append(stack.enter_context(rooms.bars.training_bar(title)))
             if tensorboard is not None:
-                watches.append(stack.enter_context(tensorboard_watch(target, tensorboard, resume=resume)))
+                watches.append(
+                    stack.enter_context(rooms.trackers.tensorboard_watch(target, tensorboard, resume=resume))
+                )
 
-        def watch(step: "Step") -> None:
+        def watch(step: "rooms.training.Step") -> None:
             for each in watches:
                 each(step)
 
         yield watch
 
 
-def _budget(run: "Run", images: int) -> str:
+def _budget(run: "rooms.runs.Run", images: int) -> str:
     if run.minutes is not None and run.steps is None:
         return f"{run.minutes:g} minutes"
     steps = run.total_steps(images)
     return f"{steps:,} steps ({steps * run.batch_size / images:.3g} epochs)"
 
 
-def training_summary(trained: "Classifier") -> list[str]:
+def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
     """What was done, how good it is on the hold-out, and what to do next: a sentence each."""
-    from calgp.runs.results import HoldoutRecord, NoteRecord
-
     card, folder = trained.card, trained.folder
     run, log = card.run, folder.log()
     seconds = folder.train_seconds()
@@ -192,8 +179,8 @@ def training_summary(trained: "Classifier") -> list[str]:
         f"Trained {run.label} ({run.backbone_label}) on {card.train_images:,} images of {run.source} in "
         f"{_budget(run, card.train_images)}{kept}, {took}, into {folder.path}."
     )
-    scores = [each for each in log if isinstance(each, HoldoutRecord)]
-    why = [each.why for each in log if isinstance(each, NoteRecord) and each.kind == "uncalibrated"]
+    scores = [each for each in log if isinstance(each, rooms.results.HoldoutRecord)]
+    why = [each.why for each in log if isinstance(each, rooms.results.NoteRecord) and each.kind == "uncalibrated"]
     next_one = f"Next: calgp evaluate {folder.path}"
     if not scores:
         return [done, "No images were held out, so nothing is known yet of how good it is.", next_one]

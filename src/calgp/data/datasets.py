@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,26 +47,20 @@ def from_dataset(dataset: Dataset[Any] | DataLoader[Any], classes: Sequence[str]
     return Images.of(torch.stack(images), torch.tensor(labels), names)
 
 
-def _items(dataset: Dataset[Any] | DataLoader[Any]) -> Iterator[tuple[Any, Any]]:
+def _items(dataset: Any) -> Iterator[tuple[Any, Any]]:
     """Single (image, label) pairs, out of batches where there are batches."""
-    if isinstance(dataset, DataLoader) and dataset.batch_size is None and dataset.batch_sampler is None:
-        yield from map(_pair, dataset)
-    elif isinstance(dataset, DataLoader):
-        for images, labels in map(_pair, dataset):
-            yield from zip(images, labels, strict=True)
+    loader = isinstance(dataset, DataLoader)
+    if loader or isinstance(dataset, IterableDataset):
+        pairs = map(_pair, dataset)
     else:
-        yield from map(_pair, _each(dataset))
-
-
-def _each(dataset: Any) -> Iterable[Any]:
-    if isinstance(dataset, IterableDataset):
-        return dataset
-    try:
-        return (dataset[place] for place in range(len(dataset)))
-    except TypeError as error:
-        raise CalgpError(
-            f"Invalid data set of type {type(dataset).__name__}: must be a Dataset with a length or a DataLoader."
-        ) from error
+        try:
+            pairs = (_pair(dataset[place]) for place in range(len(dataset)))
+        except TypeError as error:
+            raise CalgpError(
+                f"Invalid data set of type {type(dataset).__name__}: must be a Dataset with a length or a DataLoader."
+            ) from error
+    batched = loader and (dataset.batch_size is not None or dataset.batch_sampler is not None)
+    yield from (each for batch in pairs for each in zip(*batch, strict=True)) if batched else pairs
 
 
 def _pair(item: Any) -> tuple[Any, Any]:

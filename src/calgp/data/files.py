@@ -96,12 +96,13 @@ UNLABELLED = -1
 
 @dataclass(frozen=True, eq=False)
 class LooseFiles(ImageFiles):
-    """Any files, by their paths: nobody says what they show."""
+    """Files of their own, by their paths."""
 
     root: Path  # of paths that are relative
 
     @staticmethod
     def of(paths: Sequence[Path]) -> LooseFiles:
+        """Any files: nobody says what they show."""
         lengths = np.array([path.stat().st_size for path in paths], np.int64)
         labels = torch.full((len(paths),), UNLABELLED)
         return LooseFiles(FileNames.of(map(str, paths)), lengths, labels, Path.cwd())
@@ -114,4 +115,4 @@ class LooseFiles(ImageFiles):
         return self.root / self.names[number]
 
     def only(self, numbers: Tensor) -> LooseFiles:
-        return replace(self, **self.columns(numbers))
+        return replace(self, **self.columns(numbers), root=self.root.absolute())

@@ -6,17 +6,16 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from calgp.errors import CalgpError, path_error
 
 from .decode import SUFFIXES
-from .files import FileNames, ImageFiles
+from .files import FileNames, LooseFiles
 from .images import check_class_names
 from .path_source import Layout, Part, PathSource, find_parts
 from .source import Split
@@ -28,8 +27,8 @@ class Folder(PathSource):
 
     `training`, `val`, `valid`, `validation` and `testing` are known as well. A folder `val` is the hold-out beside
     `train` and `test`, and the test part if there is no `test`. Images that are not divided are split (`test_share`).
-    `size` stretches every image to a square; without it all must have one size. `colour` is grey if every image is,
-    unless given. Hidden files are left out.
+    `size` stretches every image to a square; without it they are stretched if they differ in size or are large.
+    `colour` is grey if every image is, unless given. Hidden files are left out.
     """
 
     name: str = field(init=False, default="folder")
@@ -44,12 +43,12 @@ class Folder(PathSource):
     def layout(self) -> Layout:
         own = self.own_parts()
         if not own or list(own) == ["train"]:
-            files = FolderFiles.of(own.get("train", self.path))
-            return self._split_layout(files.classes, Part.whole(files))
+            files, classes = class_files(own.get("train", self.path))
+            return self._split_layout(classes, Part.whole(files))
         classes, parts = None, dict[Split, Part]()
         for split, path in own.items():
-            files = FolderFiles.of(path, classes)
-            classes, parts[split] = files.classes, Part.whole(files)
+            files, classes = class_files(path, classes)
+            parts[split] = Part.whole(files)
         unused = [folder.name for folder in subfolders(self.path) if folder not in own.values()]
         return self._own_layout(classes or (), parts, unused)
 
@@ -57,49 +56,31 @@ class Folder(PathSource):
         return self.path.is_dir()
 
 
-@dataclass(frozen=True, eq=False)
-class FolderFiles(ImageFiles):
-    """The image files below a folder, in the order of their names; a sub-folder is a class."""
+def class_files(root: Path, classes: tuple[str, ...] | None = None) -> tuple[LooseFiles, tuple[str, ...]]:
+    """The image files in `root/class/**` in the order of their names, and the classes, which are the sub-folders.
 
-    root: Path
-    classes: tuple[str, ...]
+    `classes` are those of the part that was listed before, if there is one.
+    """
+    found = tuple(folder.name for folder in subfolders(root))
+    check_class_names(found, str(root))
+    expected = found if classes is None else classes
+    if strange := sorted(set(found) - set(expected)):
+        raise CalgpError(f"{root} has the class {strange[0]!r}, which the training images do not have; add it there.")
+    if len(expected) < 2:
+        what = f"only {expected[0]!r}" if expected else "none"
+        raise CalgpError(f"{root} must have a folder for each of at least two classes; it has {what}.")
+    labels, lengths = array("q"), array("q")
 
-    @classmethod
-    def of(cls, root: Path, classes: tuple[str, ...] | None = None) -> FolderFiles:
-        """The files in `root/class/**`; `classes` are those of the part that was listed before, if there is one."""
-        found = tuple(folder.name for folder in subfolders(root))
-        check_class_names(found, str(root))
-        expected = found if classes is None else classes
-        if strange := sorted(set(found) - set(expected)):
-            raise CalgpError(
-                f"{root} has the class {strange[0]!r}, which the training images do not have; add it there."
-            )
-        if len(expected) < 2:
-            what = f"only {expected[0]!r}" if expected else "none"
-            raise CalgpError(f"{root} must have a folder for each of at least two classes; it has {what}.")
-        labels, lengths = array("q"), array("q")
+    def names() -> Iterator[str]:
+        for label, name in enumerate(expected):
+            for file, length in _image_files(root, name) if name in found else ():
+                labels.append(label)
+                lengths.append(length)
+                yield file
 
-        def names() -> Iterator[str]:
-            for label, name in enumerate(expected):
-                for file, length in _image_files(root, name) if name in found else ():
-                    labels.append(label)
-                    lengths.append(length)
-                    yield file
-
-        joined = FileNames.of(names())
-        if not joined:
-            raise CalgpError(f"The class folders in {root} have no images ({' '.join(sorted(SUFFIXES))}); add some.")
-        return cls(joined, np.array(lengths), torch.from_numpy(np.array(labels)), root, expected)
-
-    @property
-    def place(self) -> str:
-        return str(self.root)
-
-    def open(self, number: int) -> Path:
-        return self.root / self.names[number]
-
-    def only(self, numbers: Tensor) -> FolderFiles:
-        return replace(self, **self.columns(numbers), root=self.root.absolute())
+    if not (joined := FileNames.of(names())):
+        raise CalgpError(f"The class folders in {root} have no images ({' '.join(sorted(SUFFIXES))}); add some.")
+    return LooseFiles(joined, np.array(lengths), torch.from_numpy(np.array(labels)), root), expected
 
 
 def subfolders(path: Path) -> list[Path]:

@@ -28,7 +28,8 @@ class Images:
     image through subsets, splits and shuffles. `names` are file names, if there were files.
 
     `x` is a tensor, or stands for one while the images stay in their files (`StreamedPixels`). `read` works for both;
-    `order` is the order in which they are trained on. `split_note` says in a sentence how a folder was split.
+    `order` is the order in which they are trained on. `split_note` says in a sentence how a folder was split. `side`
+    is that of the square that images were stretched to because their files differ in size or are large.
 
     >>> images = Images.of(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6) % 2, ("cat", "dog"))
     >>> train, held_out = images.split(2, seed=0)
@@ -43,6 +44,7 @@ class Images:
     names: FileNames | None = None
     order: Order = UNIFORM
     split_note: str = ""
+    side: int | None = None
 
     def __post_init__(self) -> None:
         _check_tensors(self)

@@ -101,22 +101,24 @@ class PathSource(Source):
         part, before, order = layout.parts[split], 0, layout.parts[split].order
         if split == "val" and "train" in layout.parts:  # no row is that of a training image, and none is trained on
             before, order = len(layout.parts["train"].files.names), UNIFORM
-        x, unreadable = self._read(split, layout)
+        x, unreadable, side = self._read(split, layout)
         note = layout.sentence
+        if side:
+            note += f" Images differ in size or are large: all are stretched to {side} × {side} (--size)."
         numbers = part.numbers
         if unreadable:
             index = torch.tensor([i for i in range(len(numbers)) if i not in unreadable])
             x, numbers = x.index_select(0, index), numbers[index]
             note += f" {len(unreadable)} unreadable images are left out."
         names, labels = part.files.names.take(numbers), part.files.labels[numbers]
-        return Images(x, labels, layout.classes, numbers + before, names, order.subset(numbers), note)  # type: ignore[arg-type]
+        return Images(x, labels, layout.classes, numbers + before, names, order.subset(numbers), note, side)  # type: ignore[arg-type]
 
-    def _read(self, split: Split, layout: Layout) -> tuple[Tensor | StreamedPixels, dict[int, str]]:
-        """The images of a part, or what stands for them, and the indices of those that are to be left out."""
+    def _read(self, split: Split, layout: Layout) -> tuple[Tensor | StreamedPixels, dict[int, str], int | None]:
+        """The images of a part, or what stands for them; those that are to be left out; the side that was chosen."""
         sets = list(dict.fromkeys(part.files for part in layout.parts.values()))
-        shape, colour, bad_headers = common_format(sets, self.size, self.colour)
+        form = common_format(sets, self.size, self.colour)
         streams = {
-            name: StreamedPixels(part.files, part.numbers, shape, self.size, colour, self.workers or 0)
+            name: StreamedPixels(part.files, part.numbers, form.shape, form.size, form.colour, self.workers or 0)
             for name, part in layout.parts.items()
         }
         x, unreadable, elsewhere = streams[split], dict[int, str](), list[str]()
@@ -127,10 +129,10 @@ class PathSource(Source):
         elif self.skip_unreadable:
             unreadable = x.unreadable()
         elif split == "train":
-            elsewhere = bad_headers
+            elsewhere = form.unreadable
         if len(unreadable) == len(x) or (not self.skip_unreadable and (unreadable or elsewhere)):
             raise unreadable_error(str(self.path), [*unreadable.values(), *elsewhere])
-        return x, unreadable
+        return x, unreadable, form.size if self.size is None else None
 
     def _own_layout(self, classes: tuple[str, ...], parts: dict[Split, Part], unused: Iterable[str] = ()) -> Layout:
         """The layout of files that are divided already."""

@@ -47,11 +47,8 @@ class Source(ABC):
 
 def data_directory(option: Path | None = None) -> Path:
     """Where image sets are kept: `option`, else $CALGP_DATA, else calgp's folder in the user's cache."""
-    if option is not None:
-        return Path(option).expanduser()
-    if named := os.environ.get("CALGP_DATA"):
-        return Path(named).expanduser()
-    return cache_directory()
+    named = os.environ.get("CALGP_DATA") if option is None else option
+    return Path(named).expanduser() if named else cache_directory()
 
 
 def cache_directory() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,8 @@ from .files import ImageFiles
 from .prefetch import Index, prefetch
 
 Shape = tuple[int, int, int]  # channels, height, width
+SIDE = 64  # pixels, of images that are stretched although no size was given
+LARGEST_KEPT = 256  # pixels a side: larger images are stretched
 _NAMED = 10  # unreadable files in a message
 
 
@@ -101,17 +103,29 @@ class StreamedPixels:
         return readable
 
 
-def common_format(
-    sets: Sequence[ImageFiles], size: int | None, colour: Colour | None
-) -> tuple[Shape, Colour, list[str]]:
-    """The shape and colour that all images can have, and the names of files whose header cannot be read.
+@dataclass(frozen=True)
+class Format:
+    """What all images of some sets are decoded to.
 
-    Headers are read only if `size` or `colour` is None. Without a size all images must have one; without a colour they
-    are grey if every one is.
+    size: the side of the square that they are stretched to; None: they have one size already. unreadable: names of
+    files whose header cannot be read.
+    """
+
+    shape: Shape
+    size: int | None
+    colour: Colour
+    unreadable: list[str]
+
+
+def common_format(sets: Sequence[ImageFiles], size: int | None, colour: Colour | None) -> Format:
+    """The format that all images can have.
+
+    Headers are read only if `size` or `colour` is None. Without a size, images that differ in size, or are large, are
+    stretched to a small square; without a colour they are grey if every one is.
     """
     if size is not None and colour is not None:
-        return (1 if colour == "grey" else 3, size, size), colour, []
-    first, all_grey, unreadable = None, True, list[str]()
+        return Format((1 if colour == "grey" else 3, size, size), size, colour, [])
+    sizes, all_grey, unreadable = set[tuple[int, int]](), True, list[str]()
     every = ((each, number) for each in sets for number in range(len(each.names)))
     for files, number in every:
         name, header = files.names[number], _header(files, number)
@@ -120,15 +134,18 @@ def common_format(
             continue
         is_grey, shape = header
         all_grey = all_grey and is_grey
-        first = first or (f"{files.place}/{name}", shape)
-        if size is None and shape != first[1]:
-            sizes = (f"{path} is {w}×{h}" for path, (w, h) in (first, (f"{files.place}/{name}", shape)))
-            raise CalgpError(f"Images differ in size: {', '.join(sizes)}; pass --size (size=…) to bring all to one.")
-    if first is None:
+        sizes.add(shape)
+    if not sizes:
         raise unreadable_error(sets[0].place, unreadable)
-    colour = colour or ("grey" if all_grey else "rgb")
-    width, height = first[1] if size is None else (size, size)
-    return (1 if colour == "grey" else 3, height, width), colour, unreadable
+    colour, size = colour or ("grey" if all_grey else "rgb"), size or _side(sizes)
+    width, height = (size, size) if size else sizes.pop()
+    return Format((1 if colour == "grey" else 3, height, width), size, colour, unreadable)
+
+
+def _side(sizes: Collection[tuple[int, int]]) -> int | None:
+    """The side that images of these sizes are stretched to, if they have to be."""
+    longest = max(map(max, sizes))
+    return None if len(sizes) == 1 and longest <= LARGEST_KEPT else min(longest, SIDE)
 
 
 def _header(files: ImageFiles, number: int) -> tuple[bool, tuple[int, int]] | None:

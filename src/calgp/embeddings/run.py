@@ -64,12 +64,8 @@ class VectorRun(Classifier):
             raise CalgpError("A GPClassifier has no masks to draw: one pass is all. Leave out passes and engine.")
         return Passes(1, "moments")
 
-    def predict_batches(
-        self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
-    ) -> Iterator[Predictive]:
-        for x, _ in data:
-            part = self.classifier.scored(_numbers(x))
-            yield part if self.calibrator is None else part.calibrated(self.calibrator.apply(part.log_probs))
+    def predict_as_trained(self, data: Iterable[Batch], how: Passes, *, seed: int) -> Iterator[Predictive]:
+        return (self.classifier.scored(_numbers(x)) for x, _ in data)
 
     def predict(
         self, images: Any, *, passes: int | None = None, engine: Engine | None = None, seed: int = 0
@@ -109,7 +105,16 @@ class VectorRun(Classifier):
             )
         return vector_images(SCHEME + vectors.train, self.card.classes).take(torch.tensor(self.card.holdout_rows))
 
-    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
+    def export(
+        self,
+        path: Path | None = None,
+        *,
+        to: Target = "onnx",
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+    ) -> Exported:
+        self.passes(passes, engine, seed)
         if to != "onnx" or self.calibrator is not None:
             raise CalgpError("A GPClassifier is exported to onnx only, with the probabilities that it was fitted with.")
         return self.classifier.export(self.folder.path / "model.onnx" if path is None else path)

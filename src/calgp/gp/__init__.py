@@ -35,12 +35,11 @@ from calgp.gp.meanfield import (
     MeanFieldLinearPerOutput,
 )
 from calgp.gp.mixture import Mixture
-from calgp.gp.noise import Noise
+from calgp.gp.noise import Noise, Site, name_sites
 from calgp.gp.patches import CHANNELS, InducingPatches
-from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
+from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior, convolutions
 from calgp.gp.predictive import Predictive
 from calgp.gp.sampling import Sampling, label_is_decided
-from calgp.gp.sites import Site, name_sites
 from calgp.gp.sparse import Covariances, Inducing, InducingPoints, SparseGP
 from calgp.gp.spectral import SpectralBound, bound_filters, spectral_norm
 
@@ -52,7 +51,7 @@ __all__ = [
     "MeanFieldFrequencies", "MeanFieldLinear", "MeanFieldLinearPerOutput", "MixedLabels", "MixedSoftmax", "Mixture",
     "Model", "Noise", "NumericalError", "Passes", "Posterior", "Predictive", "RandomFeatureGP", "RobustMax",
     "Sampling", "Site", "Softmax", "Sorf", "SparseGP", "SpectralBound", "Theta", "Variational", "bound_filters",
-    "draw", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform", "label_is_decided",
-    "make_kernel", "mixes_rows", "name_sites", "orthogonal", "outputs_seen", "predict", "predict_batches",
-    "same_padding", "sample_cost", "spectral_norm",
+    "convolutions", "draw", "draw_frequencies", "evaluating", "freeze", "gaussian", "hadamard_transform",
+    "label_is_decided", "make_kernel", "mixes_rows", "name_sites", "orthogonal", "outputs_seen", "predict",
+    "predict_batches", "same_padding", "sample_cost", "spectral_norm",
 ]  # fmt: skip

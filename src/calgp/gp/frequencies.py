@@ -14,9 +14,8 @@ from calgp.gp.constants import is_traced
 from calgp.gp.hadamard import WIDTH, alternating_product, dense_width, padded_size
 from calgp.gp.masks import Mask, Masking
 from calgp.gp.noise import Noise
-from calgp.gp.posteriors import Frequencies, Posterior
+from calgp.gp.posteriors import Frequencies, Generator, Posterior
 
-Generator = torch.Generator | None
 DENSE = 2**20  # numbers of an Ω that may exist
 WORK = 2**22  # multiplications with Ω in the time of a transform's calls
 SMALL = 2**12  # numbers that are divided in the time of a call
@@ -136,7 +135,7 @@ class _Made(NamedTuple):
 
 
 class Variational(Frequencies):
-    """Ω = Λ^-½ ε, ε = diag(z) M_ε, z ~ Bernoulli(π_Ω) over the entries of c: Ω inferred along with W (CNN+GP(RF)).
+    """Ω = Λ^-½ ε, ε = diag(z) M_ε, z ~ Bernoulli(π_Ω) over the entries of c, Eq. (14): Ω inferred (CNN+GP(RF)).
 
     What is stored and trained is M_ε, whose prior is N(0, 1) whatever ℓ: an optimiser's steps have the scale of what
     they change. (M_Ω has entries of the size of 1/ℓ; at ℓ = √d = 64 three steps of Adam cross its prior's whole width.)

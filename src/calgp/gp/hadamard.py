@@ -118,7 +118,11 @@ def _in_cache(x: Tensor, first: Tensor | None, *others: Tensor | None) -> Tensor
     power = _power_of_two(x.shape[-1])
     inside = power if power >= LEAST and has_fast_transform(x) and type(out) is Tensor else 1  # what fht-cpu does
     factors = [(_hadamard_matrix(f, x.dtype, x.device), after) for f, after in _factors(x.shape[-1], inside)]
-    size = _rows_at_a_time(x, fast=inside > 1, buffers=2 if factors else 1)
+    # rows at a time, on each thread; beside fht-cpu so few that torch multiplies in one: with several, a multiplication
+    # takes ten times as long where it has to wait for a busy core
+    row, threads = x.shape[1:].numel(), torch.get_num_threads()
+    cached = CACHE * threads // ((2 if factors else 1) * x.element_size())
+    size = max(1, (GRAIN - 1 if inside > 1 and threads > 1 else cached) // row)
     buffer = torch.empty_like(out[:size]) if factors else out
     for rows, result in [(x, out)] if len(x) <= size else zip(x.split(size), out.split(size), strict=True):
         now, spare = result, buffer[: len(rows)] if factors else result
@@ -134,16 +138,6 @@ def _in_cache(x: Tensor, first: Tensor | None, *others: Tensor | None) -> Tensor
             if diagonal is not None:
                 now *= diagonal
     return out
-
-
-def _rows_at_a_time(x: Tensor, *, fast: bool, buffers: int) -> int:
-    """How many rows are worked on at a time: on each thread, or beside fht-cpu on this one.
-
-    A multiplication in several threads takes ten times as long where it has to wait for a busy core.
-    """
-    row, threads = x.shape[1:].numel(), torch.get_num_threads()
-    numbers = GRAIN - 1 if fast and threads > 1 else CACHE * threads // (buffers * x.element_size())
-    return max(1, numbers // row)
 
 
 def _multiply(matrix: Tensor, x: Tensor, out: Tensor, after: int) -> None:

@@ -17,9 +17,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from calgp.errors import CalgpError
 from calgp.gp.cholesky import NumericalError
 from calgp.gp.likelihoods import Latent, Likelihood
-from calgp.gp.noise import Noise
+from calgp.gp.noise import Noise, Site, name_sites
 from calgp.gp.predictive import Predictive, SampleMoments
-from calgp.gp.sites import Site, name_sites
 
 Batch = tuple[Tensor, Tensor]  # images and their rows in the data set
 
@@ -94,7 +93,7 @@ class Bound(nn.Module):
     def forward(
         self, x: Tensor, y: Tensor, noise: Noise | None = None, mixed: MixedLabels | None = None
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), KL / n), to be added and minimised.
+        """(−(1/m) Σ_k w_{y_k} E_q log p(y_k | x_k), Eq. (9), (15), and KL / n), to be added and minimised.
 
         Of `mixed` images the likelihood term is λ that of y + (1 − λ) that of the other labels.
         """
@@ -155,6 +154,7 @@ class Passes:
         return "1 pass" if self.count == 1 else f"{self.count} passes"
 
 
+SIZE = 100  # of the batches that one tensor of images is split into
 MEMORY = (512 * 2**20, 64 * 2**20)  # elsewhere, and on a processor, whose caches like small tensors
 
 
@@ -217,8 +217,9 @@ def predict_batches(
     if not 0 <= seed < 2**63:
         raise ValueError(f"the seed must be 0 … 2^63 - 1, not {seed}")
     how = Passes.of(model, passes, engine)
-    batches = _split(data) if isinstance(data, Tensor) else data
-    for batch in batches:
+    if isinstance(data, Tensor):
+        data = zip(data.split(SIZE), torch.arange(len(data), device=data.device).split(SIZE), strict=True)
+    for batch in data:
         x, rows = _check_batch(model, batch)
         if not x.isfinite().all():
             raise CalgpError(
@@ -272,11 +273,6 @@ def _of_its_shape(x: Tensor) -> Iterator[None]:
 def _first(wrong: Tensor, rows: Tensor) -> int:
     """The row of the first image for which something is wrong."""
     return int(rows[wrong.flatten(1).any(1).nonzero()[0, 0]])
-
-
-def _split(x: Tensor, size: int = 100) -> Iterator[Batch]:
-    """One tensor of images as batches of a size whose activations fit."""
-    return zip(x.split(size), torch.arange(len(x), device=x.device).split(size), strict=True)
 
 
 def _predict_batch(

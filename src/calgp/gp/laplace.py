@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from calgp.gp.cholesky import factor
+from calgp.gp.cholesky import inverse_root
 from calgp.gp.freezing import Freezable
 from calgp.gp.layers import RandomFeatureGP
 from calgp.gp.likelihoods import Latent
@@ -40,16 +40,17 @@ class LaplaceGP(Freezable):
         self.register_buffer("fitted", torch.tensor(False))
         self.root: Float[Tensor, "k m m"]
         self.fitted: Bool[Tensor, ""]
-        self.frozen: bool | None = None  # whether it was fitted when it was frozen
 
-    def freeze(self) -> None:
-        self.frozen = bool(self.fitted)
+    def frozen(self) -> "FrozenLaplaceGP":
+        return FrozenLaplaceGP(self)
 
     def forward(self, c: Float[Tensor, "N d"]) -> Latent:
+        return self.gaussian(c) if self.fitted else Latent(self.process(c).unsqueeze(0))
+
+    def gaussian(self, c: Float[Tensor, "N d"]) -> Latent:
+        """N(φᵀŴ, φᵀ Σ φ)."""
         phi = self.process.phi(c)
         mean = self.process.weights(phi).unsqueeze(0)
-        if not (self.fitted if self.frozen is None else self.frozen):
-            return Latent(mean)
         # φᵀ Σ φ = ‖Rᵀ φ‖², which rounding cannot make negative
         variance = torch.stack([(phi @ root).square().sum(-1) for root in self.root], -1)  # [N, k]
         return Latent(mean, variance.expand_as(mean))
@@ -71,8 +72,19 @@ class LaplaceGP(Freezable):
         for c in features:
             phi = self.process.phi(c)
             accumulate(precision, phi, curvature(self.process.weights(phi)))
-        self.root.copy_(covariance_root(precision))
+        self.root.copy_(inverse_root(precision))
         self.fitted.fill_(True)
+
+
+class FrozenLaplaceGP(nn.Module):
+    """A `LaplaceGP` that has been fitted, or never will be."""
+
+    def __init__(self, gp: LaplaceGP) -> None:
+        super().__init__()
+        self.gp, self.fitted = gp, bool(gp.fitted)
+
+    def forward(self, c: Float[Tensor, "N d"]) -> Latent:
+        return self.gp.gaussian(c) if self.fitted else Latent(self.gp.process(c).unsqueeze(0))
 
 
 def accumulate(precision: Float[Tensor, "k m m"], phi: Float[Tensor, "N m"], curvature: Float[Tensor, "N k"]) -> None:
@@ -80,13 +92,6 @@ def accumulate(precision: Float[Tensor, "k m m"], phi: Float[Tensor, "N m"], cur
     phi = phi.double()
     for total, h in zip(precision, curvature.double().unbind(-1), strict=True):
         total.addmm_(phi.mT, h.unsqueeze(-1) * phi)
-
-
-def covariance_root(precision: Float[Tensor, "k m m"]) -> Float[Tensor, "k m m"]:
-    """R with R Rᵀ = P⁻¹: P = L Lᵀ, R = L⁻ᵀ."""
-    lower = factor(precision, "the precision of the weights")
-    identity = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device)
-    return torch.linalg.solve_triangular(lower.mT, identity.expand_as(lower), upper=True)
 
 
 def per_class(f: Float[Tensor, "N Q"]) -> Float[Tensor, "N Q"]:

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from calgp.gp.laplace import covariance_root, shared
+from calgp.gp.cholesky import inverse_root
+from calgp.gp.laplace import shared
 from calgp.gp.likelihoods import Latent
 
 SMALLEST = 1e-7  # eigenvalues of a covariance that count, relative to the largest
@@ -243,4 +244,4 @@ def weight_root(phi: Float[Tensor, "N m"], mode: Mode, variance: float) -> Float
         root_h = shared(mode(part)).sqrt().to(part)
         weighted = root_h * part  # in the floating type of Φ: twice as fast, and sums of squares lose few digits
         precision[0] += weighted.mT @ weighted
-    return covariance_root(precision)[0].to(phi).contiguous()
+    return inverse_root(precision)[0].to(phi).contiguous()

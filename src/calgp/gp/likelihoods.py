@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from calgp.gp.cholesky import TINY, covariance_root
 from calgp.gp.constants import constant
 from calgp.gp.noise import Noise, normal, quasi_normal, site_key
 
@@ -26,6 +27,13 @@ class Latent(NamedTuple):
     mean: Float[Tensor, "S N Q"]
     variance: Float[Tensor, "S N Q"] | None = None  # of independent functions; None: points, or a covariance is known
     covariance: Float[Tensor, "S N Q Q"] | None = None  # over classes
+
+    @staticmethod
+    def of(found: "Latent | Tensor | tuple[Tensor, ...]") -> "Latent":
+        """What a head gives: f itself, (mean, variance) of f, or what is known of it."""
+        if isinstance(found, Latent):
+            return found
+        return Latent(*(part[None] for part in ([found] if isinstance(found, Tensor) else found)))
 
     def by_sample(self, rows: int) -> "Latent":
         """[K, S · N, …] to [K · S, N, …]: points of all samples, or K = 1 Gaussian of each."""
@@ -100,52 +108,8 @@ class Latent(NamedTuple):
         return max(1, len(self.mean) // (1 if noise is None else len(noise.samples)))
 
 
-def covariance_root(covariance: Float[Tensor, "*any Q Q"]) -> Float[Tensor, "*any Q Q"]:
-    """R with R Rᵀ = C + δ I, δ a millionth of C's trace: also where C is singular.
-
-    It is singular where no feature reaches a class, where there are more classes than features, where two classes are
-    opposites; and with keep = 1 all of it is zero. A covariance summed in single precision then has negative
-    eigenvalues of the size of its rounding: where δ does not outweigh them, it is ten times as large, and so on. What
-    is not finite has a root that is no number.
-    """
-    double = covariance.double()
-    jitter = (JITTER * double.diagonal(dim1=-2, dim2=-1).sum(-1)).clamp_min(TINY)[..., None, None]
-    eye = torch.eye(covariance.shape[-1], dtype=double.dtype, device=double.device)
-    if torch.compiler.is_compiling():
-        return _cholesky_by_columns(double + jitter * eye, jitter / 2).to(covariance.dtype)
-    root, failed = torch.linalg.cholesky_ex(double + jitter * eye)
-    for _ in range(ENLARGEMENTS):
-        if not failed.any():
-            return root.to(covariance.dtype)
-        jitter = torch.where(failed[..., None, None] > 0, 10 * jitter, jitter)
-        root, failed = torch.linalg.cholesky_ex(double + jitter * eye)
-    return root.masked_fill(failed[..., None, None] > 0, math.nan).to(covariance.dtype)
-
-
-def _cholesky_by_columns(
-    a: Float[Tensor, "*any Q Q"], smallest: Float[Tensor, "*any 1 1"] | float = 0.0
-) -> Float[Tensor, "*any Q Q"]:
-    """Cholesky's factor by elementary operations, for exports: ONNX has no operator for it.
-
-    `smallest`: what the square of a diagonal entry is at least, where rounding would bring it below.
-    """
-    columns, smallest = [], torch.as_tensor(smallest, dtype=a.dtype, device=a.device)
-    for place in range(a.shape[-1]):
-        column = a[..., place]
-        for done in columns:
-            column = column - done * done[..., place : place + 1]
-        pivot = torch.maximum(column[..., place : place + 1], smallest.squeeze(-1)).sqrt()
-        # entries above the diagonal are what rounding leaves of zero
-        column = torch.cat([torch.zeros_like(column[..., :place]), pivot, column[..., place + 1 :] / pivot], -1)
-        columns.append(column)
-    return torch.stack(columns, -1)
-
-
 _SITE = site_key("likelihood")
-JITTER = 1e-6
-ENLARGEMENTS = 4  # a millionth to a hundredth of the trace
 MOST_POINTS = 32
-TINY = 1e-12  # the smallest variance: rounding may bring one below zero, and the square root has no gradient there
 
 
 class Likelihood(nn.Module, ABC):

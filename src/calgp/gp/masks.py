@@ -1,5 +1,6 @@
 """Layers with weights made random by masks, Eq. (7), (14): W = diag(z) M, z ~ Bernoulli(π); and their KL, Eq. (8)."""
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.gp.likelihoods import Latent
-from calgp.gp.noise import Noise, bernoulli, binary_digits
-from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
-from calgp.gp.sites import Site
+from calgp.gp.narrow import is_narrow, narrow_convolution
+from calgp.gp.noise import Noise, Site, bernoulli, binary_digits
+from calgp.gp.posteriors import Convolution, Frequencies, Generator, Linear, Posterior
 
 Granularity = Literal["element", "channel", "shared"]
 
@@ -52,33 +53,17 @@ class Masking(Posterior):
         """KL[q(W) ‖ N(0, 1)] up to constants, Eq. (8): π/2 ‖M‖², inverted 1/(2π) ‖M'‖², without a mask ½ ‖M‖²."""
         return (1 / self.keep if self.inverted else self.keep) * half_norm(weight)
 
-    def linear(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = False,
-        std: float = 0.1,
-        generator: torch.Generator | None = None,
-    ) -> "MaskedLinear":
-        return MaskedLinear(in_features, out_features, masking=self, bias=bias, std=std, generator=generator)
+    def linear(self, inputs: int, outputs: int, *, generator: Generator = None) -> "MaskedLinear":
+        return MaskedLinear(inputs, outputs, masking=self, generator=generator)
 
-    def linear_per_output(
-        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
-    ) -> "MaskedLinearPerOutput":
-        return MaskedLinearPerOutput(in_features, out_features, masking=self, generator=generator)
+    def linear_per_output(self, inputs: int, outputs: int, *, generator: Generator = None) -> "MaskedLinearPerOutput":
+        return MaskedLinearPerOutput(inputs, outputs, masking=self, generator=generator)
 
     def convolution(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        bias: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> "MaskedConv2d":
-        sizes = (in_channels, out_channels, kernel_size)
+        self, inputs: int, outputs: int, kernel_size: int, *, stride: int = 1, bias: bool = True,
+        generator: Generator = None,
+    ) -> "MaskedConv2d":  # fmt: skip
+        sizes = (inputs, outputs, kernel_size)
         return MaskedConv2d(*sizes, stride=stride, masking=self, bias=bias, generator=generator)
 
     def frequencies(self, epsilon: Float[Tensor, "d n_rf"]) -> Frequencies:
@@ -122,7 +107,7 @@ class _HalfNorm(torch.autograd.Function):
 
 
 class Mask(Site):
-    """Multiplies its input by z. Always on: there is no evaluation mode in which W stops being random.
+    """Multiplies its input by z, Eq. (7), (14). Always on: there is no evaluation mode in which W stops being random.
 
     The first mask that a batch meets turns its N rows into S · N, sample by sample: what comes before is the same for
     all samples and is computed once.
@@ -170,27 +155,36 @@ class Mask(Site):
         return f"keep={self.masking.keep}, {self.masking.granularity}" + ", inverted" * self.masking.inverted
 
 
-class MaskedLinear(Linear):
-    """h ↦ h W + b with W = diag(z) M, M of shape in × out: z switches inputs, which are rows of W.
+class MaskedWeights(nn.Module, ABC):
+    """What masked layers have: M, the mask of its inputs, and a bias, a point with a N(0, 1) prior."""
+
+    def __init__(
+        self, shape: tuple[int, ...], masking: Masking, *, image: bool = False, biases: int = 0, std: float = 0.1,
+        generator: Generator = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.mask = Mask(masking, image=image)
+        self.weight = nn.Parameter(truncated_normal(shape, std, generator))
+        self.bias = nn.Parameter(truncated_normal((biases,), std, generator)) if biases else None
+
+    def kl(self) -> Float[Tensor, ""]:
+        """Eq. (8)."""
+        cost = self.mask.masking.kl(self.weight)
+        return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+class MaskedLinear(MaskedWeights, Linear):
+    """h ↦ h W + b with W = diag(z) M, Eq. (7), M of shape in × out: z switches inputs, which are rows of W.
 
     >>> MaskedLinear(4, 3)(torch.ones(2, 4)).shape
     torch.Size([2, 3])
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        masking: Masking = Masking(),
-        bias: bool = False,
-        std: float = 0.1,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.mask = Mask(masking)
-        self.weight = nn.Parameter(truncated_normal((in_features, out_features), std, generator))
-        self.bias = nn.Parameter(truncated_normal((out_features,), std, generator)) if bias else None
+        self, inputs: int, outputs: int, *, masking: Masking = Masking(), bias: bool = False, std: float = 0.1,
+        generator: Generator = None,
+    ) -> None:  # fmt: skip
+        super().__init__((inputs, outputs), masking, biases=outputs * bias, std=std, generator=generator)
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
         f = self.mask(h, noise) @ self.weight
@@ -235,25 +229,12 @@ class MaskedLinear(Linear):
         sums = torch.bmm(signed.transpose(0, 1), m).transpose(0, 1)  # [S · N, groups, out]
         return torch.bmm(own.flatten(0, 1), sums).transpose(0, 1)
 
-    def kl(self) -> Float[Tensor, ""]:
-        cost = self.mask.masking.kl(self.weight)
-        return cost if self.bias is None else cost + half_norm(self.bias)
 
-
-class MaskedLinearPerOutput(Linear):
+class MaskedLinearPerOutput(MaskedWeights, Linear):
     """f_q = Σ_i z_i h_qi M_iq: each output has its own inputs, and all share the mask."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        masking: Masking = Masking(),
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.mask = Mask(masking)
-        self.weight = nn.Parameter(truncated_normal((in_features, out_features), 0.1, generator))
+    def __init__(self, inputs: int, outputs: int, *, masking: Masking = Masking(), generator: Generator = None) -> None:
+        super().__init__((inputs, outputs), masking, generator=generator)
 
     def forward(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
         return (self.mask(h, noise) * self.weight.mT).sum(-1)
@@ -266,9 +247,6 @@ class MaskedLinearPerOutput(Linear):
         with torch.autocast(h.device.type, enabled=False):  # as in `weighted_gram`
             terms = terms.to(torch.promote_types(terms.dtype, torch.float32))
             return Latent(mean[None], covariance=(self.mask.masking.spread * terms @ terms.mT)[None])
-
-    def kl(self) -> Float[Tensor, ""]:
-        return self.mask.masking.kl(self.weight)
 
 
 def _signs(
@@ -294,30 +272,20 @@ def weighted_gram(weights: Float[Tensor, "B in"], m: Float[Tensor, "in out"]) ->
     return pairs[:, place]
 
 
-class MaskedConv2d(Convolution):
-    """Convolution with filters Ψ = diag(z) M; TensorFlow's SAME padding, as in the published experiments.
+class MaskedConv2d(MaskedWeights, Convolution):
+    """Convolution with filters Ψ = diag(z) M, Eq. (7); TensorFlow's SAME padding, as in the published experiments.
 
     >>> MaskedConv2d(1, 6, 5, masking=Masking(0.8))(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 6, 28, 28])
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        masking: Masking = Masking(),
-        bias: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.mask = Mask(masking, image=True)
+        self, inputs: int, outputs: int, kernel_size: int, *, stride: int = 1, masking: Masking = Masking(),
+        bias: bool = True, generator: Generator = None,
+    ) -> None:  # fmt: skip
+        shape = (outputs, inputs, kernel_size, kernel_size)
+        super().__init__(shape, masking, image=True, biases=outputs * bias, generator=generator)
         self.kernel_size, self.stride = kernel_size, stride
-        shape = (out_channels, in_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(truncated_normal(shape, 0.1, generator))
-        self.bias = nn.Parameter(truncated_normal((out_channels,), 0.1, generator)) if bias else None
 
     def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
         if self._recombines(h, noise):
@@ -352,16 +320,14 @@ class MaskedConv2d(Convolution):
         )
         return f.view(-1, height, width, outputs).movedim(-1, 1)  # channels last in memory
 
-    def kl(self) -> Float[Tensor, ""]:
-        cost = self.mask.masking.kl(self.weight)
-        return cost if self.bias is None else cost + half_norm(self.bias)
-
 
 def same_convolution(
     h: Float[Tensor, "B C H W"], weight: Float[Tensor, "D C K K"], bias: Float[Tensor, "D"] | None, stride: int
 ) -> Float[Tensor, "B D H2 W2"]:
     """Convolution with SAME padding."""
     kernel_size = weight.shape[-1]
+    if stride == 1 and bias is None and is_narrow(h, weight):
+        return narrow_convolution(h, weight)
     if stride == 1 and kernel_size % 2:  # the same on both sides: the convolution pads without a copy
         return F.conv2d(h, weight, bias, padding=kernel_size // 2)
     return F.conv2d(same_padding(h, kernel_size, stride), weight, bias, stride)
@@ -380,6 +346,6 @@ def same_padding(h: Float[Tensor, "B C H W"], kernel_size: int, stride: int) -> 
     return F.pad(h, pads) if any(pads) else h
 
 
-def truncated_normal(shape: tuple[int, ...], std: float, generator: torch.Generator | None) -> Tensor:
+def truncated_normal(shape: tuple[int, ...], std: float, generator: Generator) -> Tensor:
     """N(0, std²) cut at two standard deviations (TensorFlow's truncated_normal)."""
     return nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -6,17 +6,18 @@ convolution every pixel too: its outputs have the right means and variances, and
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp.likelihoods import TINY, Latent
+from calgp.gp.cholesky import TINY
+from calgp.gp.likelihoods import Latent
 from calgp.gp.masks import Masking, half_norm, same_convolution, truncated_normal
-from calgp.gp.noise import Noise, normal
-from calgp.gp.posteriors import Convolution, Frequencies, Linear, Posterior
-from calgp.gp.sites import Site
+from calgp.gp.noise import Noise, Site, normal
+from calgp.gp.posteriors import Convolution, Frequencies, Generator, Linear, Posterior
 
 
 @dataclass(frozen=True)
@@ -32,34 +33,19 @@ class MeanField(Posterior):
         if not 0 < self.deviation < math.inf:
             raise ValueError(f"{self}: deviation must be positive and finite")
 
-    def linear(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = False,
-        std: float = 0.1,
-        generator: torch.Generator | None = None,
-    ) -> "MeanFieldLinear":
-        sizes = (in_features, out_features)
-        return MeanFieldLinear(*sizes, deviation=self.deviation, bias=bias, std=std, generator=generator)
+    def linear(self, inputs: int, outputs: int, *, generator: Generator = None) -> "MeanFieldLinear":
+        return MeanFieldLinear(inputs, outputs, deviation=self.deviation, generator=generator)
 
     def linear_per_output(
-        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
+        self, inputs: int, outputs: int, *, generator: Generator = None
     ) -> "MeanFieldLinearPerOutput":
-        return MeanFieldLinearPerOutput(in_features, out_features, deviation=self.deviation, generator=generator)
+        return MeanFieldLinearPerOutput(inputs, outputs, deviation=self.deviation, generator=generator)
 
     def convolution(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        bias: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> "MeanFieldConv2d":
-        sizes = (in_channels, out_channels, kernel_size)
+        self, inputs: int, outputs: int, kernel_size: int, *, stride: int = 1, bias: bool = True,
+        generator: Generator = None,
+    ) -> "MeanFieldConv2d":  # fmt: skip
+        sizes = (inputs, outputs, kernel_size)
         return MeanFieldConv2d(*sizes, stride=stride, deviation=self.deviation, bias=bias, generator=generator)
 
     def frequencies(self, epsilon: Float[Tensor, "d n_rf"]) -> "MeanFieldFrequencies":
@@ -93,7 +79,40 @@ class GaussianNoise(Site):
         return (mean + deviation * epsilon).flatten(0, 1)
 
 
-class MeanFieldLinear(Linear):
+class GaussianWeights(nn.Module, ABC):
+    """What mean-field layers have: M, log σ, and a bias, a point with a N(0, 1) prior."""
+
+    def __init__(
+        self, shape: tuple[int, ...], deviation: float, *, biases: int = 0, generator: Generator = None
+    ) -> None:
+        super().__init__()
+        self.draw = GaussianNoise()
+        self.weight = nn.Parameter(truncated_normal(shape, 0.1, generator))
+        self.log_deviation = nn.Parameter(torch.full(shape, math.log(deviation)))
+        self.bias = nn.Parameter(truncated_normal((biases,), 0.1, generator)) if biases else None
+
+    @property
+    def variance(self) -> Tensor:
+        """σ²."""
+        return (2 * self.log_deviation).exp()
+
+    @abstractmethod
+    def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each output, given h; the outputs are independent."""
+
+    def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
+        return self.draw(*self.moments(h), noise)
+
+    def latent(self, h: Tensor, noise: Noise | None = None, *, draws: int = 16) -> Latent:
+        mean, variance = self.moments(h)
+        return Latent(mean[None], variance[None])
+
+    def kl(self) -> Float[Tensor, ""]:
+        cost = gaussian_kl(self.weight, self.log_deviation)
+        return cost if self.bias is None else cost + half_norm(self.bias)
+
+
+class MeanFieldLinear(GaussianWeights, Linear):
     """h ↦ h W + b, q(W) Gaussian.
 
     >>> mean, variance = MeanFieldLinear(2, 3, deviation=0.5).moments(torch.ones(1, 2))
@@ -102,93 +121,42 @@ class MeanFieldLinear(Linear):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        deviation: float = 0.1,
-        bias: bool = False,
-        std: float = 0.1,
-        generator: torch.Generator | None = None,
+        self, inputs: int, outputs: int, *, deviation: float = 0.1, bias: bool = False, generator: Generator = None
     ) -> None:
-        super().__init__()
-        self.draw = GaussianNoise()
-        self.weight = nn.Parameter(truncated_normal((in_features, out_features), std, generator))
-        self.log_deviation = nn.Parameter(torch.full((in_features, out_features), math.log(deviation)))
-        self.bias = nn.Parameter(truncated_normal((out_features,), std, generator)) if bias else None
+        super().__init__((inputs, outputs), deviation, biases=outputs * bias, generator=generator)
 
     def moments(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean h M + b and variance h² σ² of each output, given h; the outputs are independent."""
-        mean, variance = h @ self.weight, h.square() @ (2 * self.log_deviation).exp()
-        return mean if self.bias is None else mean + self.bias, variance
-
-    def forward(self, h: Tensor, noise: Noise | None = None) -> Tensor:
-        return self.draw(*self.moments(h), noise)
-
-    def latent(self, h: Float[Tensor, "B in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
-        mean, variance = self.moments(h)
-        return Latent(mean[None], variance[None])
-
-    def kl(self) -> Float[Tensor, ""]:
-        cost = gaussian_kl(self.weight, self.log_deviation)
-        return cost if self.bias is None else cost + half_norm(self.bias)
+        """h M + b and h² σ²."""
+        mean = h @ self.weight
+        return mean if self.bias is None else mean + self.bias, h.square() @ self.variance
 
 
-class MeanFieldLinearPerOutput(Linear):
+class MeanFieldLinearPerOutput(GaussianWeights, Linear):
     """f_q = h_q w_q, q(W) Gaussian: each output has its own inputs."""
 
-    def __init__(
-        self, in_features: int, out_features: int, *, deviation: float = 0.1, generator: torch.Generator | None = None
-    ) -> None:
-        super().__init__()
-        self.draw = GaussianNoise()
-        self.weight = nn.Parameter(truncated_normal((in_features, out_features), 0.1, generator))
-        self.log_deviation = nn.Parameter(torch.full((in_features, out_features), math.log(deviation)))
+    def __init__(self, inputs: int, outputs: int, *, deviation: float = 0.1, generator: Generator = None) -> None:
+        super().__init__((inputs, outputs), deviation, generator=generator)
 
     def moments(self, h: Float[Tensor, "B out in"]) -> tuple[Tensor, Tensor]:
-        """Mean h_q m_q and variance h_q² σ_q² of each output, given h; the outputs are independent."""
-        return (h * self.weight.mT).sum(-1), (h.square() * (2 * self.log_deviation).exp().mT).sum(-1)
-
-    def forward(self, h: Float[Tensor, "B out in"], noise: Noise | None = None) -> Float[Tensor, "SB out"]:
-        return self.draw(*self.moments(h), noise)
-
-    def latent(self, h: Float[Tensor, "B out in"], noise: Noise | None = None, *, draws: int = 16) -> Latent:
-        mean, variance = self.moments(h)
-        return Latent(mean[None], variance[None])
-
-    def kl(self) -> Float[Tensor, ""]:
-        return gaussian_kl(self.weight, self.log_deviation)
+        """h_q m_q and h_q² σ_q²."""
+        return (h * self.weight.mT).sum(-1), (h.square() * self.variance.mT).sum(-1)
 
 
-class MeanFieldConv2d(Convolution):
+class MeanFieldConv2d(GaussianWeights, Convolution):
     """Convolution with Gaussian filters; TensorFlow's SAME padding."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        deviation: float = 0.1,
-        bias: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.draw, self.stride = GaussianNoise(), stride
-        shape = (out_channels, in_channels, kernel_size, kernel_size)
-        self.weight = nn.Parameter(truncated_normal(shape, 0.1, generator))
-        self.log_deviation = nn.Parameter(torch.full(shape, math.log(deviation)))
-        self.bias = nn.Parameter(truncated_normal((out_channels,), 0.1, generator)) if bias else None
+        self, inputs: int, outputs: int, kernel_size: int, *, stride: int = 1, deviation: float = 0.1,
+        bias: bool = True, generator: Generator = None,
+    ) -> None:  # fmt: skip
+        shape = (outputs, inputs, kernel_size, kernel_size)
+        super().__init__(shape, deviation, biases=outputs * bias, generator=generator)
+        self.stride = stride
 
-    def forward(self, h: Float[Tensor, "B C H W"], noise: Noise | None = None) -> Float[Tensor, "SB D H2 W2"]:
+    def moments(self, h: Float[Tensor, "B C H W"]) -> tuple[Tensor, Tensor]:
+        """h ∗ M + b and h² ∗ σ²."""
         mean = same_convolution(h, self.weight, self.bias, self.stride)
-        variance = same_convolution(h.square(), (2 * self.log_deviation).exp(), None, self.stride)
-        return self.draw(mean, variance, noise)
-
-    def kl(self) -> Float[Tensor, ""]:
-        cost = gaussian_kl(self.weight, self.log_deviation)
-        return cost if self.bias is None else cost + half_norm(self.bias)
+        return mean, same_convolution(h.square(), self.variance, None, self.stride)
 
 
 class MeanFieldFrequencies(Frequencies):

@@ -5,17 +5,20 @@ size, the chunk of samples, the order of the images or the number of processes, 
 The function is a counter-based hash that gives 64 bits at a time, which is also the cheapest way to draw masks.
 """
 
+import functools
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from calgp.gp.constants import constant
 
+P = ParamSpec("P")
 PLANES = 16  # keep probabilities are rounded to multiples of 2^-16; ½, ¾, … need one, two, … planes of bits
 
 
@@ -61,6 +64,50 @@ def site_key(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
+class Site(nn.Module, ABC):
+    """A module that draws noise. The first active one that a batch meets turns its N rows into S · N, sample by sample.
+
+    `site` stands for its name in the model (`name_sites`) and is part of the key of its noise.
+    """
+
+    site: int | None = None
+
+    @property
+    @abstractmethod
+    def active(self) -> bool:
+        """Whether it draws anything."""
+
+    def key(self, noise: Noise | None) -> int:
+        """The site's part of the key; without keyed noise none is needed."""
+        if noise is not None and self.site is None:
+            raise RuntimeError("This site has no name yet: call calgp.gp.name_sites(model) before using keyed noise.")
+        return self.site or 0
+
+
+def name_sites(module: nn.Module) -> dict[str, Site]:
+    """Every place where noise is drawn, by its name in the module; gives each the key of its noise."""
+    sites = {name: m for name, m in module.named_modules() if isinstance(m, Site) and m.active}
+    for name, site in sites.items():
+        if site.site != (key := site_key(name)):  # threads that predict write nothing
+            site.site = key
+    return sites
+
+
+def _kept(draw: Callable[Concatenate[Any, int, int, P], Tensor]) -> Callable[Concatenate[Any, int, int, P], Tensor]:
+    """Draws by way of the noise's memory, if it has one."""
+
+    @functools.wraps(draw)
+    def found(noise: Noise | None, site: int, size: int, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        if noise is None or noise.kept is None:
+            return draw(noise, site, size, *args, **kwargs)
+        if (site, size) not in noise.kept:
+            noise.kept[site, size] = draw(noise, site, size, *args, **kwargs)
+        return noise.kept[site, size]
+
+    return found
+
+
+@_kept
 def bernoulli(
     noise: Noise | None, site: int, size: int, *, digits: tuple[bool, ...], rows: int, shared: bool, like: Tensor
 ) -> Float[Tensor, "S N_or_1 size"]:
@@ -68,12 +115,6 @@ def bernoulli(
 
     Without `noise` the bits come from torch's own generator: one sample for each of `rows` rows.
     """
-    return _once(noise, site, size, lambda: _bernoulli(noise, site, size, digits, rows, shared, like))
-
-
-def _bernoulli(
-    noise: Noise | None, site: int, size: int, digits: tuple[bool, ...], rows: int, shared: bool, like: Tensor
-) -> Float[Tensor, "S N_or_1 size"]:
     count = -(-size // 64)
     if noise is None:
         shape = (1, 1 if shared else rows, count * len(digits))
@@ -88,6 +129,7 @@ def _bernoulli(
     return torch.nn.functional.embedding(bytes_, _byte_table(like.device, like.dtype)).flatten(-2)[..., :size]
 
 
+@_kept
 def normal(noise: Noise | None, site: int, size: int, *, rows: int, like: Tensor) -> Float[Tensor, "S N size"]:
     """ε ~ N(0, 1), in the floating type and on the device of `like`: Box–Muller on the halves of a word.
 
@@ -95,10 +137,6 @@ def normal(noise: Noise | None, site: int, size: int, *, rows: int, like: Tensor
     """
     if noise is None:
         return torch.randn(1, rows, size, dtype=like.dtype, device=like.device)
-    return _once(noise, site, size, lambda: _normal(noise, site, size, like))
-
-
-def _normal(noise: Noise, site: int, size: int, like: Tensor) -> Float[Tensor, "S N size"]:
     words = noise.words(site, -(-size // 2), shared=False)
     # uniform in (0, 1): the middles of 2^32 intervals, in double precision, or the tails would end at four deviations
     u, v = ((half & (1 << 32) - 1).double().add(0.5) / 2**32 for half in (words, words >> 32))
@@ -114,30 +152,23 @@ def quasi_normal(
     Each sample has the next points of one sequence, so that those of all samples together integrate as well as one
     longer sequence. They depend on the seed and the sample alone: all rows share them.
     """
-    kept = _once(noise, site, draws * outputs, lambda: _quasi_normal(noise, draws, outputs, like))
-    return kept.view(-1, draws, outputs)
+    return _quasi_normal(noise, site, draws * outputs, draws, outputs, like).view(-1, draws, outputs)
 
 
-def _quasi_normal(noise: Noise, draws: int, outputs: int, like: Tensor) -> Float[Tensor, "S 1 size"]:
+@_kept
+def _quasi_normal(
+    noise: Noise, site: int, size: int, draws: int, outputs: int, like: Tensor
+) -> Float[Tensor, "S 1 size"]:
     last = int(noise.samples.max()) + 1
     count = 1 << (draws * last - 1).bit_length()  # a longer sequence begins with a shorter one: few are made
     points = _sobol(count, outputs, noise.seed, like.dtype, like.device)[: draws * last]
-    return points.view(last, 1, draws * outputs)[noise.samples.to(like.device)]
+    return points.view(last, 1, size)[noise.samples.to(like.device)]
 
 
 @constant
 def _sobol(count: int, outputs: int, seed: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "count out"]:
     points = torch.quasirandom.SobolEngine(outputs, scramble=True, seed=seed).draw(count, dtype=torch.float64)
     return torch.special.ndtri(points.clamp(1e-9, 1 - 1e-9)).to(device, dtype)
-
-
-def _once(noise: Noise | None, site: int, size: int, draw: Callable[[], Tensor]) -> Tensor:
-    """What is kept of the site, or a draw."""
-    if noise is None or noise.kept is None:
-        return draw()
-    if (site, size) not in noise.kept:
-        noise.kept[site, size] = draw()
-    return noise.kept[site, size]
 
 
 def binary_digits(keep: float) -> tuple[bool, ...]:

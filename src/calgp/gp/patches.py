@@ -65,25 +65,25 @@ class InducingPatches(Inducing, Freezable):
         self.points = nn.Parameter(torch.rand(size, d, generator=generator))
         self.weights = nn.Parameter(torch.ones(count), weighted)  # a
 
-        self.frozen = False
-
-    def freeze(self) -> None:
-        self.frozen = True
+    def frozen(self) -> "PatchesAtOnce":
+        return PatchesAtOnce(self)
 
     def prior(self) -> Float[Tensor, "M M"]:
         return self.kernel.covariance(self.points, self.points)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Covariances:
-        scaled, z = (
-            self.patches(x.to(self.points.dtype)) / self.kernel.lengthscale,
-            self.points / self.kernel.lengthscale,
-        )
-        variance, w = self.kernel.sigma.square(), self.weights / len(self.weights)
-        if self.frozen:  # in one piece, which a trace needs: N · P² numbers
-            fu, ff = w @ _correlation(scaled, z), w @ _correlation(scaled, scaled) @ w
-        else:
-            fu: Tensor = _SumOverPatches.apply(scaled, z, w)  # pyright: ignore[reportAssignmentType]
-            ff: Tensor = _SumOverPairs.apply(scaled, w)  # pyright: ignore[reportAssignmentType]
+        u, z, w = self.scaled(x)
+        return self.covariances(_SumOverPatches.apply(u, z, w), _SumOverPairs.apply(u, w))  # type: ignore[arg-type]
+
+    def scaled(self, x: Float[Tensor, "N C H W"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Λ^-½ x^[p], Λ^-½ z and w."""
+        lengthscale = self.kernel.lengthscale
+        patches = self.patches(x.to(self.points.dtype)) / lengthscale
+        return patches, self.points / lengthscale, self.weights / len(self.weights)
+
+    def covariances(self, fu: Float[Tensor, "N M"], ff: Float[Tensor, "N"]) -> Covariances:
+        """From the sums of correlations over patches, and over their pairs."""
+        variance = self.kernel.sigma.square()
         return Covariances(self.prior(), variance * fu, variance * ff)
 
     def patches(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N P d"]:
@@ -91,6 +91,18 @@ class InducingPatches(Inducing, Freezable):
         channel = x.flatten(0, 1).unsqueeze(1) if self.channels == "additive" else x
         windows = F.unfold(channel, self.patch).mT  # [N or N·C, P, d]
         return windows.reshape(x.shape[0], -1, windows.shape[-1])
+
+
+class PatchesAtOnce(nn.Module):
+    """`InducingPatches` with sums in one piece, which a trace needs: N · P² numbers."""
+
+    def __init__(self, inducing: InducingPatches) -> None:
+        super().__init__()
+        self.inducing = inducing
+
+    def forward(self, x: Float[Tensor, "N C H W"]) -> Covariances:
+        u, z, w = self.inducing.scaled(x)
+        return self.inducing.covariances(w @ _correlation(u, z), w @ _correlation(u, u) @ w)
 
 
 class _SumOverPatches(torch.autograd.Function):

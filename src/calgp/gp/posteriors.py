@@ -13,6 +13,8 @@ from calgp.gp.noise import Noise
 if TYPE_CHECKING:
     from calgp.gp.masks import Masking
 
+Generator = torch.Generator | None  # where first weights and Ω come from; None: torch's own
+
 
 class Linear(nn.Module, ABC):
     """h ↦ h W + b, W inferred; or f_q = h_q w_q, where each output has its own inputs."""
@@ -49,6 +51,11 @@ class Convolution(nn.Module, ABC):
         """KL[q(Ψ) ‖ N(0, 1)], up to constants."""
 
 
+def convolutions(module: nn.Module) -> list[Convolution]:
+    """The filters Ψ that a module infers, in the order of its parts."""
+    return [part for part in module.modules() if isinstance(part, Convolution)]
+
+
 class Frequencies(nn.Module, ABC):
     """Ω of shape d × N_RF."""
 
@@ -65,34 +72,18 @@ class Posterior(ABC):
     """The family of q: masks, or Gaussians."""
 
     @abstractmethod
-    def linear(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool = False,
-        std: float = 0.1,
-        generator: torch.Generator | None = None,
-    ) -> Linear:
+    def linear(self, inputs: int, outputs: int, *, generator: Generator = None) -> Linear:
         """A linear layer with such weights, of inputs [B, in]."""
 
     @abstractmethod
-    def linear_per_output(
-        self, in_features: int, out_features: int, *, generator: torch.Generator | None = None
-    ) -> Linear:
+    def linear_per_output(self, inputs: int, outputs: int, *, generator: Generator = None) -> Linear:
         """f_q = h_q w_q with such weights: each output has its own inputs, [B, out, in]."""
 
     @abstractmethod
     def convolution(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        bias: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> Convolution:
+        self, inputs: int, outputs: int, kernel_size: int, *, stride: int = 1, bias: bool = True,
+        generator: Generator = None,
+    ) -> Convolution:  # fmt: skip
         """A convolution with such filters."""
 
     @abstractmethod

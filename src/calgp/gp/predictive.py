@@ -77,7 +77,7 @@ class Predictive:
 
     @staticmethod
     def of(log_probs: Float[Tensor, "S N Q"]) -> "Predictive":
-        """The average of S samples."""
+        """The average of S samples, Eq. (10)."""
         return SampleMoments.of(log_probs).predictive()
 
     @staticmethod

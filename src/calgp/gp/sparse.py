@@ -5,14 +5,14 @@ u = L v with K_uu = LLᵀ, q(v_q) = N(m_q, S_q) for each of Q functions that sha
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.gp.cholesky import cholesky, factor
-from calgp.gp.freezing import Freezable
+from calgp.gp.freezing import Freezable, freeze
 from calgp.gp.kernels import Kernel
 
 
@@ -79,14 +79,9 @@ class SparseGP(Freezable, Generic[Chosen]):
         self.inducing = inducing
         self.mean = nn.Parameter(torch.zeros(inducing.size, outputs))  # m, [M, Q]
         self.scale = nn.Parameter(torch.zeros(outputs, inducing.size, inducing.size))  # log of the diagonal, see `root`
-        self.register_buffer("whitener", None, persistent=False)  # L⁻ᵀ, once frozen
-        self.whitener: Float[Tensor, "M M"] | None
 
-    @torch.no_grad()
-    def freeze(self) -> None:
-        lower = cholesky(self.inducing.prior())
-        identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-        self.whitener = torch.linalg.solve_triangular(lower, identity, upper=False).mT.contiguous()
+    def frozen(self) -> "FrozenSparseGP":
+        return FrozenSparseGP(self)
 
     @property
     def root(self) -> Float[Tensor, "Q M M"]:
@@ -97,12 +92,7 @@ class SparseGP(Freezable, Generic[Chosen]):
         """Mean and variance of q(f) at x."""
         with torch.autocast(x.device.type, enabled=False):  # half precision has no digits for distances and factors
             covariances = self.inducing(x)
-            a = self._whitened(covariances)
-            # k_ff − Q_ff; rounding may bring it below zero
-            residual = (covariances.ff - a.square().sum(-1)).clamp_min(0)
-            # var = k_ff − Q_ff + diag(A S_q Aᵀ)
-            explained = (a @ self.root).square().sum(-1).mT
-            return a @ self.mean, residual.unsqueeze(-1) + explained
+            return _moments(covariances, self._whitened(covariances), self.mean, self.root)
 
     @torch.no_grad()
     def regress(self, batches: Iterable[tuple[Tensor, Float[Tensor, "N Q"]]], *, noise: float) -> None:
@@ -123,10 +113,7 @@ class SparseGP(Freezable, Generic[Chosen]):
 
     def _whitened(self, covariances: Covariances) -> Float[Tensor, "N M"]:
         """A = K_fu L⁻ᵀ, solved in the precision of L."""
-        fu = covariances.fu
-        if self.whitener is not None:
-            return (fu.double() @ self.whitener).to(fu.dtype)
-        lower = cholesky(covariances.uu)
+        fu, lower = covariances.fu, cholesky(covariances.uu)
         return torch.linalg.solve_triangular(lower, fu.mT.double(), upper=False).mT.to(fu.dtype)
 
     def kl(self) -> Float[Tensor, ""]:
@@ -135,3 +122,34 @@ class SparseGP(Freezable, Generic[Chosen]):
         log_diagonal = self.scale.diagonal(dim1=-2, dim2=-1)
         trace = off.dot(off) + (2 * log_diagonal).exp().sum()
         return (trace + self.mean.square().sum() - self.mean.numel()) / 2 - log_diagonal.sum()
+
+
+def _moments(
+    prior: Covariances, a: Float[Tensor, "N M"], mean: Float[Tensor, "M Q"], root: Float[Tensor, "Q M M"]
+) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q"]]:
+    """Mean A m and variance k_ff − Q_ff + diag(A S_q Aᵀ) of q(f)."""
+    residual = (prior.ff - a.square().sum(-1)).clamp_min(0)  # k_ff − Q_ff; rounding may bring it below zero
+    return a @ mean, residual.unsqueeze(-1) + (a @ root).square().sum(-1).mT
+
+
+class FrozenSparseGP(nn.Module):
+    """q(f) of a `SparseGP` whose parameters stay: L⁻ᵀ and the roots of S are kept."""
+
+    whitener: Tensor
+    root: Tensor
+
+    @torch.no_grad()
+    def __init__(self, gp: SparseGP[Any]) -> None:
+        super().__init__()
+        lower = cholesky(gp.inducing.prior())
+        identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+        self.inducing, self.mean = freeze(gp.inducing), gp.mean
+        inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
+        self.register_buffer("whitener", inverse.mT.contiguous())  # L⁻ᵀ
+        self.register_buffer("root", gp.root)
+
+    def forward(self, x: Tensor) -> tuple[Float[Tensor, "N Q"], Float[Tensor, "N Q"]]:
+        with torch.autocast(x.device.type, enabled=False):
+            covariances = self.inducing(x)
+            a = (covariances.fu.double() @ self.whitener).to(covariances.fu.dtype)
+            return _moments(covariances, a, self.mean, self.root)

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from calgp.gp.posteriors import Convolution
+from calgp.gp.posteriors import convolutions
 
 
 class SpectralBound(nn.Module):
@@ -44,7 +44,6 @@ def spectral_norm(matrix: Float[Tensor, "a b"]) -> Float[Tensor, ""]:
 
 def bound_filters(module: nn.Module, bound: float) -> None:
     """Bounds the filters (of Gaussian ones the means) of every convolution in the module, from now on."""
-    for convolution in module.modules():
-        if isinstance(convolution, Convolution):
-            # unsafe: not tried out here, where the filters may have no content yet (the meta device has no autocast)
-            parametrize.register_parametrization(convolution, "weight", SpectralBound(bound), unsafe=True)
+    for convolution in convolutions(module):
+        # unsafe: not tried out here, where the filters may have no content yet (the meta device has no autocast)
+        parametrize.register_parametrization(convolution, "weight", SpectralBound(bound), unsafe=True)

@@ -3,10 +3,9 @@
 from calgp.methods.base import Method
 from calgp.methods.cgp import Cgp
 from calgp.methods.cnn import Cnn, CnnMcd
-from calgp.methods.cnn_gp import CnnGp
+from calgp.methods.cnn_gp import CnnGp, MeanFieldGp
 from calgp.methods.gpdnn import Gpdnn
 from calgp.methods.laplace import CnnLaplace
-from calgp.methods.mean_field import MeanFieldGp
 from calgp.methods.svdkl import Svdkl
 
 METHODS: dict[str, Method] = {

@@ -12,8 +12,8 @@ from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import LIKELIHOODS, InducingPatches, Latent, Likelihood, Model, Noise, SparseGP, Theta
 from calgp.methods.base import Method
-from calgp.methods.shared import start_at_labels
 from calgp.methods.space import RATES, Axis
+from calgp.methods.start import start_at_labels
 from calgp.nets import Backbone, Task
 from calgp.options import COUNT, POSITIVE, check_options, option
 

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from calgp.gp import UNMASKED, Latent, MaskedLinear, Masking, Model, Noise, Softmax
+from calgp.gp import UNMASKED, Latent, MaskedLinear, Masking, Noise, Softmax
 from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
 from calgp.methods.cnn_gp import CnnGp
 from calgp.methods.space import KEEP, RATES, Axis
-from calgp.nets import Backbone, Features, Task
+from calgp.nets import Backbone, Features, FeaturesModel, Task
 from calgp.nets.base import KEPT
 from calgp.options import check_options, like, option
 from calgp.posthoc import calibration
@@ -108,16 +108,13 @@ def _fully_connected(
     ]
 
 
-class _FullyConnected(Model, ABC):
+class _FullyConnected(FeaturesModel, ABC):
     """f(x): the features, through layers with ReLU between them."""
 
     def __init__(self, features: Features, layers: list[MaskedLinear], *, integrate: bool = False) -> None:
-        super().__init__()
-        self.features, self.likelihood, self.integrate = features, Softmax(), integrate
+        super().__init__(features)
+        self.likelihood, self.integrate = Softmax(), integrate
         self.layers: list[MaskedLinear] = nn.ModuleList(layers)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def stem(self, x: Tensor) -> Tensor:
-        return self.features.stem(x)
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         f = self.features(h, noise)

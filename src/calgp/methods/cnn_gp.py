@@ -1,20 +1,141 @@
-"""The paper's model: CNN+GP(RF), CNN+GP(SORF), and deep GPs on convolutional features, inferred by masks."""
+"""The paper's model, CNN+GP(RF), CNN+GP(SORF) and deep GPs on features; W, Ω, Ψ by masks or mean-field Gaussians."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, cast
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import Masking, Softmax
+from calgp.gp import (
+    UNMASKED,
+    DeepGP,
+    Latent,
+    Masking,
+    MeanField,
+    Model,
+    Noise,
+    Posterior,
+    RandomFeatureGP,
+    Softmax,
+    Theta,
+)
 from calgp.gp.masks import Granularity
-from calgp.methods.random_features import CnnGpModel, RandomFeatures
+from calgp.methods.base import Method
 from calgp.methods.space import KEEP, KEEP_OMEGA, RATES, SIGMA, Axis
-from calgp.nets import Backbone, Task
+from calgp.methods.start import start_features
+from calgp.nets import Backbone, Features, FeaturesModel, Task, Wrapped
 from calgp.nets.base import KEPT
-from calgp.options import COUNT, Interval, option
+from calgp.options import COUNT, POSITIVE, Interval, check_options, like, option
+
+
+@dataclass(frozen=True)
+class RandomFeatures(Method, ABC):
+    """The description of the layers: Ω, kernel, sizes and θ; methods add what is inferred, and how."""
+
+    frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
+        "variational", "Ω: inferred, as the paper's RF; or drawn once, structured (sorf) or not."
+    )
+    kernel: Literal["arc-cosine-0", "arc-cosine-1", "arc-cosine-2", "rbf"] = option(
+        "arc-cosine-1", "Covariance of a GP layer; arc-cosine-1 is the paper's."
+    )
+    n_rf: int | None = option(
+        None, "Frequencies of a layer.", within=COUNT, default_text="ratio times its inputs", example=1024
+    )
+    ratio: int = option(1, "Frequencies of a layer for each of its inputs, where n_rf is not given.", within=COUNT)
+    depth: int = option(
+        1, "GP layers; more than one is a deep GP, with the features fed to each.", within=Interval(1, 1000)
+    )
+    width: int | None = option(
+        None, "Functions of a hidden GP layer.", within=COUNT, default_text="as many as features", example=64
+    )
+    lengthscale: float | None = option(
+        None, "ℓ to start with; the authors have 1.", within=POSITIVE, default_text="by scale", example=1.0
+    )
+    scale: float | None = option(
+        16.0, "Standard deviation of the latent functions on training images a priori, which sets ℓ; none: ℓ = √d.",
+        within=POSITIVE, since_version="0.2.0", before=None,
+    )  # fmt: skip
+    sigma: float = option(1.0, "σ to start with.", within=POSITIVE)
+    learn_theta: bool = option(False, "Learn σ and ℓ, as far as they are identifiable.")
+    ard: bool = option(False, "An ℓ for each feature.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.kernel == "arc-cosine-0":
+            raise CalgpError(
+                "Invalid kernel='arc-cosine-0': it passes no gradient to the features; must be arc-cosine-1 or 2 "
+                "or rbf, or calgp.gp.RandomFeatureGP on features that are fixed."
+            )
+
+    @abstractmethod
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> "CnnGpModel": ...
+
+    def with_ratio(self, ratio: int) -> "RandomFeatures":
+        return replace(self, n_rf=None, ratio=ratio)
+
+    def deep_gp(
+        self,
+        d: int,
+        classes: int,
+        weights: Posterior,
+        omega: Posterior,
+        *,
+        thetas: int | None = None,
+        generator: torch.Generator | None,
+    ) -> DeepGP:
+        """The layers on d features, with such q(W) and q(Ω); `thetas`: of the last layer, one for each class."""
+        theta = Theta(self.lengthscale, self.sigma, self.ard, learn=self.learn_theta)
+        hidden = d if self.width is None else self.width
+        # inputs and outputs of each layer: the features are fed to all
+        sizes = [
+            (d + hidden * (layer > 0), hidden if layer < self.depth - 1 else classes) for layer in range(self.depth)
+        ]
+        return DeepGP(
+            [
+                RandomFeatureGP(
+                    inputs,
+                    outputs,
+                    n_rf=self.ratio * inputs if self.n_rf is None else self.n_rf,
+                    kernel=self.kernel,
+                    frequencies=self.frequencies,
+                    theta=replace(theta, outputs=thetas if layer == self.depth else None),
+                    masking=weights,
+                    masking_omega=omega,
+                    generator=generator,
+                )
+                for layer, (inputs, outputs) in enumerate(sizes, 1)
+            ]
+        )
+
+    def start(self, model: Model, train: Images, *, generator: torch.Generator | None = None) -> None:
+        """ℓ of each layer by the features of some training images, masks at their mean (`DeepGP.scale_to`)."""
+        if self.lengthscale is None and self.scale is not None:
+            own = cast(CnnGpModel, model)
+            c, noise = start_features(own, train, generator)
+            own.gp.scale_to(c, noise, self.scale)
+
+
+class CnnGpModel(FeaturesModel):
+    """f(x) = GP(c(x | Ψ))."""
+
+    def __init__(self, features: Features, gp: DeepGP, likelihood: Softmax, *, integrate: bool) -> None:
+        super().__init__(features)
+        self.gp, self.likelihood, self.integrate = gp, likelihood, integrate
+
+    def sample(self, h: Tensor, noise: Noise | None) -> Latent:
+        c = self.features(h, noise)
+        if self.integrates(noise):
+            return self.gp.latent(c, noise, draws=self.likelihood.points(noise))
+        return Latent(self.gp(c, noise).unflatten(0, (-1, h.shape[0])))
+
+    def kl(self) -> Float[Tensor, ""]:
+        return self.features.kl() + self.gp.kl()
 
 
 @dataclass(frozen=True)
@@ -41,9 +162,7 @@ class CnnGp(RandomFeatures):
     keep: float = option(0.5, "π, the share of random features that masks keep: q(W).", within=KEPT)
     keep_filters: float = option(0.5, "π, the share of channels that masks keep: q(Ψ) of the filters.", within=KEPT)
     keep_omega: float = option(0.5, "π, the share of inputs that masks keep: q(Ω), if inferred.", within=KEPT)
-    granularity: Granularity = option(
-        "element", "Whether a mask is drawn for each pixel and channel, for each channel, or once for all images."
-    )
+    granularity: Granularity = like(Wrapped, "granularity")
     inverted: bool = option(False, "Divide what a mask keeps by π, so that the mean stays.")
     integrate: bool = option(
         True, "Integrate the masks of W in closed form, so that one pass predicts; else draw them, as the paper does.",
@@ -99,3 +218,34 @@ class CnnGp(RandomFeatures):
 
     def _masking(self, keep: float) -> Masking:
         return Masking(keep, self.granularity, self.inverted)
+
+
+@dataclass(frozen=True)
+class MeanFieldGp(RandomFeatures):
+    """Convolutional features, GP layers by random features; W has a mean-field Gaussian posterior with its exact KL."""
+
+    summary: ClassVar[str] = "CNN+GP, mean-field Gaussian over W instead of masks"
+    is_calibrated: ClassVar[bool] = True  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    frequencies: Literal["variational", "sorf", "gaussian", "orthogonal"] = option(
+        "sorf", "Ω: inferred, mean-field too; or drawn once, structured (sorf) or not."
+    )
+    filters: bool = option(
+        False, "Infer Ψ too, but not the first convolution; else it is a point with the prior N(0, 1)."
+    )
+    deviation: float = option(0.1, "σ of q(W) and q(Ω) to start with, in units of their priors'.", within=POSITIVE)
+    deviation_filters: float = option(0.1, "σ of q(Ψ) to start with.", within=POSITIVE)
+    integrate: bool = option(
+        True, "Integrate q(W) in closed form, so that one pass predicts; else draw W.",
+        since_version="0.1.0", before=False,
+    )  # fmt: skip
+
+    def space(self) -> Mapping[str, Axis]:
+        return {"learning_rate": RATES, "method.sigma": SIGMA, "method.deviation": Axis((0.03, 0.1, 0.3), ratio=3.0)}
+
+    def build(self, task: Task, backbone: Backbone, *, generator: torch.Generator | None = None) -> CnnGpModel:
+        filters = MeanField(self.deviation_filters) if self.filters else UNMASKED
+        features = backbone.build(task, filters, generator=generator)
+        posterior = MeanField(self.deviation)
+        gp = self.deep_gp(features.out_features, task.classes, posterior, posterior, generator=generator)
+        return CnnGpModel(features, gp, Softmax(), integrate=self.integrate)

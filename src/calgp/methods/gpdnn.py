@@ -1,6 +1,5 @@
 """GPDNN (Bradshaw et al. 2017): a sparse Gaussian process on the features of a network, trained end to end."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
@@ -26,9 +25,9 @@ from calgp.gp.masks import Granularity
 from calgp.methods.base import Method
 from calgp.methods.cgp import Cgp
 from calgp.methods.cnn_gp import CnnGp
-from calgp.methods.shared import draw_seed, start_at_labels
 from calgp.methods.space import KEEP, RATES, Axis
-from calgp.nets import Backbone, Features, Task
+from calgp.methods.start import draw_seed, first_features, start_at_labels
+from calgp.nets import Backbone, Features, FeaturesModel, Task
 from calgp.nets.base import KEPT
 from calgp.options import COUNT, POSITIVE, check_options, like, option
 
@@ -106,7 +105,9 @@ class Gpdnn(Method):
         """Inducing points by k-means of features, ℓ by their distances, q(v) by least squares on their labels."""
         model = cast(GpdnnModel, model)
         index = torch.randperm(len(train), generator=generator)[:START_IMAGES]
-        c, inducing = _first_features(model, train.take(index), draw_seed(generator)), model.gp.inducing
+        model.sites()
+        noise, inducing = Noise(draw_seed(generator), torch.zeros(1, dtype=torch.long), index), model.gp.inducing
+        c = first_features(model, train, index, size=100, noise=noise)
         with torch.no_grad():
             inducing.points.copy_(_centres(c, inducing.size, generator))
             if self.lengthscale is None:
@@ -116,17 +117,14 @@ class Gpdnn(Method):
         start_at_labels(model.gp, [(c, train.y[index].to(c.device))], len(train.classes))
 
 
-class GpdnnModel(Model):
+class GpdnnModel(FeaturesModel):
     """f = GP(c(x | Ψ)): a Gaussian for each draw of the masks, or one where there are none."""
 
     def __init__(
         self, features: Features, gp: SparseGP[InducingPoints], likelihood: Likelihood, *, filter_prior: bool
     ) -> None:
-        super().__init__()
-        self.features, self.gp, self.likelihood, self.filter_prior = features, gp, likelihood, filter_prior
-
-    def stem(self, x: Tensor) -> Tensor:
-        return self.features.stem(x)
+        super().__init__(features)
+        self.gp, self.likelihood, self.filter_prior = gp, likelihood, filter_prior
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         mean, variance = (moment.unflatten(0, (-1, h.shape[0])) for moment in self.gp(self.features(h, noise)))
@@ -134,19 +132,6 @@ class GpdnnModel(Model):
 
     def kl(self) -> Float[Tensor, ""]:
         return self.gp.kl() + self.features.kl() if self.filter_prior else self.gp.kl()
-
-
-def _first_features(model: GpdnnModel, train: Images, seed: int) -> Float[Tensor, "N d"]:
-    """The features of images as the first steps of training will see them: masked, and by statistics of the batch."""
-    model.sites()
-    features = copy.deepcopy(model.features).train()  # a copy: the statistics of batch norm stay as they are
-    like, parts = model.gp.inducing.points, []
-    with torch.no_grad():
-        for index in torch.arange(len(train)).split(100):
-            rows = train.rows[index].to(like.device)
-            noise = Noise(seed, torch.zeros_like(rows[:1]), rows)
-            parts.append(features(features.stem(train.pixels(index).to(like)), noise))
-    return torch.cat(parts)
 
 
 def _centres(c: Float[Tensor, "N d"], count: int, generator: torch.Generator | None) -> Float[Tensor, "M d"]:

@@ -1,6 +1,6 @@
 """A single pass on the same random features: W at its mode, with a Gaussian around it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -15,9 +15,9 @@ from calgp.gp import UNMASKED, LaplaceGP, Latent, Model, Noise, RandomFeatureGP,
 from calgp.gp.laplace import constant_one, mean_field_logits, per_class, shared
 from calgp.methods.base import Method
 from calgp.methods.cnn_gp import CnnGp
-from calgp.methods.shared import start_features
 from calgp.methods.space import RATES, SIGMA, Axis
-from calgp.nets import Backbone, Features, Task
+from calgp.methods.start import start_features
+from calgp.nets import Backbone, Features, FeaturesModel, Task
 from calgp.options import COUNT, check_options, like, option
 
 CURVATURES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -89,24 +89,22 @@ class CnnLaplace(Method):
         """ℓ by the features of some training images."""
         if self.lengthscale is None and self.scale is not None:
             model = cast(LaplaceModel, model)
-            c, _ = start_features(model, model.features, train, generator)
+            c, _ = start_features(model, train, generator)
             model.gp.process.scale_to(c, self.scale)
 
     def finish(self, model: Model, train: Images) -> None:
-        model = cast(LaplaceModel, model)
+        model, parameter = cast(LaplaceModel, model), next(model.parameters())
+        pixels = (to_unit_interval(x).to(parameter) for _, x in train.read(train.parts(BATCH)))
         with evaluating(model), torch.no_grad():
-            model.gp.fit(_features(model, train), CURVATURES[self.covariance])
+            model.gp.fit((model.features(model.stem(x)) for x in pixels), CURVATURES[self.covariance])
 
 
-class LaplaceModel(Model):
+class LaplaceModel(FeaturesModel):
     """f(x) = GP(c(x | Ψ)): a point while it is trained, a Gaussian afterwards."""
 
     def __init__(self, features: Features, gp: LaplaceGP, *, points: bool) -> None:
-        super().__init__()
-        self.features, self.gp, self.likelihood, self.points = features, gp, Softmax(), points
-
-    def stem(self, x: Tensor) -> Tensor:
-        return self.features.stem(x)
+        super().__init__(features)
+        self.gp, self.likelihood, self.points = gp, Softmax(), points
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         latent = self.gp(self.features(h, noise))
@@ -114,9 +112,3 @@ class LaplaceModel(Model):
 
     def kl(self) -> Float[Tensor, ""]:
         return self.features.kl() + self.gp.kl()
-
-
-def _features(model: LaplaceModel, images: Images) -> Iterator[Tensor]:
-    parameter = next(model.parameters())
-    for _, x in images.read(images.parts(BATCH)):
-        yield model.features(model.stem(to_unit_interval(x).to(parameter)))

@@ -1,6 +1,6 @@
 """`gp_classifier`: anybody's network with a Gaussian process on top, as a module for one's own training loop."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +13,12 @@ from calgp.gp import Latent, Model, Noise, Posterior, evaluating
 from calgp.json_values import Json
 from calgp.methods import METHODS
 from calgp.methods.base import Method
-from calgp.methods.random_features import CnnGpModel, RandomFeatures
+from calgp.methods.cnn_gp import CnnGpModel, RandomFeatures
 from calgp.nets import Backbone, Task, Wrapped, WrappedFeatures
-from calgp.nets.wrap.image_shape import find_image_shape
 from calgp.nets.wrap.sites import LAYERS
 from calgp.options import find_option
 
+SIDES = (28, 32, 48, 64, 96, 112, 128, 160, 192, 224, 240, 256, 288, 299, 320, 336, 384, 448, 512)
 NETWORK_OPTIONS = ("features", "mask", "unmasked", "mask_first", "mean", "std")  # of Wrapped
 
 
@@ -174,3 +174,38 @@ def _method(method: str | Method, options: Mapping[str, Json]) -> RandomFeatures
     for name in options:
         find_option(type(chosen), name, of="the method")
     return replace(chosen, **options)
+
+
+def find_image_shape(network: nn.Module) -> tuple[int, int, int]:
+    """Channels, height and width of images that a network takes: as its configuration says, or the smallest that work.
+
+    Where several sizes work, it takes any: features are then averages over pixels, whose width is the same for all.
+
+    >>> find_image_shape(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 30 * 30, 10)))
+    (3, 32, 32)
+    """
+    like = next(network.parameters(), torch.empty(0))
+    with evaluating(network), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for shape in _candidates(network):
+            try:
+                network(torch.zeros(1, *shape, dtype=like.dtype, device=like.device))
+            except Exception:  # noqa: S112 (whatever it is: not this size)
+                continue
+            return shape
+    raise CalgpError(
+        "No size of square images from 28 to 512 pixels goes through the network; say which images it takes, such as "
+        "image_shape=(3, 224, 224)."
+    )
+
+
+def _candidates(network: nn.Module) -> Iterator[tuple[int, int, int]]:
+    for known in (getattr(network, name, None) for name in ("pretrained_cfg", "default_cfg")):  # timm
+        if isinstance(known, dict) and known.get("input_size"):
+            yield tuple(known["input_size"])
+    config: Any = getattr(network, "config", None)  # transformers
+    size = getattr(config, "image_size", None)
+    if isinstance(size, int):
+        yield getattr(config, "num_channels", 3), size, size
+    first = next((each for each in network.modules() if isinstance(each, nn.Conv2d)), None)
+    for channels in (1, 3) if first is None else (first.in_channels,):
+        yield from ((channels, side, side) for side in SIDES)

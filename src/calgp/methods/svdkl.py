@@ -3,7 +3,6 @@
 The only file that needs GPyTorch, which is imported when a model is built: `pip install calgp[svdkl]`.
 """
 
-import copy
 import math
 import sys
 import threading
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import UNMASKED, Freezable, Latent, MixedSoftmax, Model, Noise
+from calgp.gp import UNMASKED, Freezable, Latent, MaskedLinear, MixedSoftmax, Model, Noise
 from calgp.methods.base import Method
-from calgp.nets import Backbone, Features, Task
+from calgp.methods.start import first_features
+from calgp.nets import Backbone, Features, FeaturesModel, Task
 from calgp.options import COUNT, Interval, check_options, option
 
 EDGE = 0.95  # inputs stay within ±0.95: up to there a grid of 8 points or more, over ±1, has two on either side
@@ -52,7 +52,8 @@ class Svdkl(Method):
         d = features.out_features
         reduction, width = nn.Identity(), d
         if d > self.reduced:
-            reduction, width = UNMASKED.linear(d, self.reduced, std=d**-0.5, generator=generator), self.reduced
+            width = self.reduced
+            reduction = MaskedLinear(d, width, masking=UNMASKED, std=d**-0.5, generator=generator)
         processes = GridProcesses(width, self.grid)
         likelihood = MixedSoftmax(width, task.classes, generator=generator)
         return SvdklModel(features, reduction, Squash(width), processes, likelihood)
@@ -61,15 +62,11 @@ class Svdkl(Method):
         """Spread the features of some training images over the grids."""
         model = cast(SvdklModel, model)
         chosen = torch.randperm(len(train), generator=generator)[:START_IMAGES]
-        parameter = next(model.parameters())
-        # in training mode, as the first steps will see them; of a copy, whose batch norm may change
-        features = copy.deepcopy(model.features).train()
         with torch.no_grad():
-            c = features(features.stem(train.pixels(chosen).to(parameter)))
-            model.squash.fit(model.reduction(c))
+            model.squash.fit(model.reduction(first_features(model, train, chosen, size=START_IMAGES)))
 
 
-class SvdklModel(Model):
+class SvdklModel(FeaturesModel):
     """A Gaussian over the one-dimensional functions g; the classes' f = A g are the likelihood's."""
 
     def __init__(
@@ -80,12 +77,8 @@ class SvdklModel(Model):
         processes: "GridProcesses",
         likelihood: MixedSoftmax,
     ) -> None:
-        super().__init__()
-        self.features, self.reduction, self.squash = features, reduction, squash
-        self.processes, self.likelihood = processes, likelihood
-
-    def stem(self, x: Tensor) -> Tensor:
-        return self.features.stem(x)
+        super().__init__(features)
+        self.reduction, self.squash, self.processes, self.likelihood = reduction, squash, processes, likelihood
 
     def sample(self, h: Tensor, noise: Noise | None) -> Latent:
         mean, variance = self.processes(self.squash(self.reduction(self.features(h, noise))))
@@ -131,17 +124,14 @@ class GridProcesses(Freezable):
             q.variational_mean.copy_(self.strategy.inducing_points.squeeze(-1))
             q.chol_variational_covar.copy_(torch.linalg.cholesky(self.strategy.prior_distribution.covariance_matrix))
         self.strategy.variational_params_initialized.fill_(1)
-        self.frozen: FrozenProcesses | None = None
 
     @torch.no_grad()
-    def freeze(self) -> None:
+    def frozen(self) -> "FrozenProcesses":
         q = self.strategy.variational_distribution
         grid = self.strategy.inducing_points.flatten()
-        self.frozen = FrozenProcesses(grid, q.mean, q.lazy_covariance_matrix.root.to_dense())
+        return FrozenProcesses(grid, q.mean, q.lazy_covariance_matrix.root.to_dense())
 
     def forward(self, x: Float[Tensor, "N k"]) -> tuple[Float[Tensor, "N k"], Float[Tensor, "N k"]]:
-        if self.frozen is not None:
-            return self.frozen(x)
         from linear_operator.utils.interpolation import left_interp
 
         with self._exact():

@@ -11,10 +11,13 @@ results are accumulated in float64.
 0.3333333333333333
 """
 
+from ._bootstrap import Difference as Difference
 from ._bootstrap import Interval as Interval
 from ._bootstrap import bootstrap as bootstrap
 from ._bootstrap import bootstrap_ood as bootstrap_ood
 from ._bootstrap import bootstrap_scores as bootstrap_scores
+from ._bootstrap import paired_ood as paired_ood
+from ._bootstrap import paired_scores as paired_scores
 from ._bootstrap import resample_weights as resample_weights
 from ._bootstrap import resampled_ood as resampled_ood
 from ._bootstrap import resampled_scores as resampled_scores
@@ -39,8 +42,5 @@ from ._outcomes import entropy as entropy
 from ._outcomes import error_rate as error_rate
 from ._outcomes import mnll as mnll
 from ._outcomes import outcomes as outcomes
-from ._paired import Difference as Difference
-from ._paired import paired_ood as paired_ood
-from ._paired import paired_scores as paired_scores
 from ._scores import Scores as Scores
 from ._scores import scores as scores

@@ -1,4 +1,4 @@
-"""Confidence intervals by resampling the test set."""
+"""Confidence intervals by resampling the test set: of one method, and of the difference between two."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,14 @@ from torch import Tensor
 from calgp.errors import CalgpError
 
 from ._calibration import ECE_PRESETS, EcePreset, bin_excess
-from ._ood import OutOfDistribution, detection, ranks
+from ._ood import OutOfDistribution, detection, ood, ranks
 from ._outcomes import Outcomes, check_some
+from ._scores import scores
 
 OURS = EcePreset(bins=20, confidence="mean", closed="right", certain="kept", edges="k/M")  # `metrics.ece`
 WEIGHTS = 2**22  # of images in resamples, that are held at a time
 LEVELS = 2**16  # of scores in resamples, likewise: more would leave the processor's cache
+Z = 1.959964  # half a 95 % interval, in standard errors
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def bootstrap_scores(
     means = [~outcomes.correct, loss.where(loss.isfinite(), 0), loss.isinf(), outcomes.brier]
     columns = torch.cat([torch.stack(means, 1).double(), bin_excess(outcomes, OURS, torch.float64)], 1)
 
-    def scores(weights: Float[Tensor, "R N"]) -> Float[Tensor, "R 4"]:
+    def weighted(weights: Float[Tensor, "R N"]) -> Float[Tensor, "R 4"]:
         err, mnll, lost, brier, *excess = (weights.to(columns) @ columns / n).unbind(1)
         mnll = mnll.masked_fill(lost > 0, torch.inf)  # of a label whose probability was 0
         return torch.stack([err, mnll, torch.stack(excess).abs().sum(0), brier], 1)
@@ -81,8 +83,8 @@ def bootstrap_scores(
     values = []
     for start in range(0, resamples, step := max(1, WEIGHTS // n)):
         draws = [_draw(n, generator) for _ in range(min(step, resamples - start))]
-        values.append(scores(torch.stack([torch.bincount(each, minlength=n) for each in draws]).to(device)))
-    estimate, drawn = scores(torch.ones(1, n, device=device))[0], torch.cat(values)
+        values.append(weighted(torch.stack([torch.bincount(each, minlength=n) for each in draws]).to(device)))
+    estimate, drawn = weighted(torch.ones(1, n, device=device))[0], torch.cat(values)
     names = ("err", "mnll", "ece", "brier")
     return {name: _percentiles(estimate[i], drawn[:, i], level) for i, name in enumerate(names)}
 
@@ -190,3 +192,65 @@ def _percentiles(estimate: Tensor, values: Float[Tensor, "R ..."], level: float)
 def _check(resamples: int, level: float) -> None:
     if resamples < 1 or not 0 < level < 1:
         raise CalgpError(f"expected resamples ≥ 1 and 0 < level < 1, got resamples={resamples}, level={level}.")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """first − second of a score, and half of its 95 % interval over test images.
+
+    >>> Difference(-0.02, half=0.01).is_clear
+    True
+    """
+
+    value: float
+    half: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return abs(self.value) > self.half
+
+
+def paired_scores(first: Outcomes, second: Outcomes, *, seed: int, resamples: int = 1000) -> dict[str, Difference]:
+    """err, mnll, ece and brier of `first` less those of `second`, on the same images in the same order.
+
+    Both are scored on the same resamples: an image that is hard for both adds nothing to the error of the difference.
+
+    >>> from calgp.metrics import outcomes
+    >>> good, y = torch.tensor([[0.8, 0.2], [0.3, 0.7]]).log().repeat(50, 1), torch.tensor([0, 1]).repeat(50)
+    >>> paired_scores(outcomes(good, y), outcomes(good.flip(1), y), seed=0)["err"].value
+    -1.0
+    """
+    if len(first) != len(second):
+        raise CalgpError(f"Invalid pair: {len(first)} and {len(second)} images; both must be scored on the same ones.")
+    weights = resample_weights(len(first), seed=seed, resamples=resamples)
+    a, b = (resampled_scores(each, weights.to(each.confidence)) for each in (first, second))
+    one, two = (scores(each).to_dict() for each in (first, second))
+    names = ("err", "mnll", "ece", "brier")
+    return {name: _difference(one[name] - two[name], a[name] - b[name]) for name in names}
+
+
+def paired_ood(
+    first: tuple[Float[Tensor, "N"], Float[Tensor, "M"]],
+    second: tuple[Float[Tensor, "N"], Float[Tensor, "M"]],
+    *,
+    seed: int,
+    resamples: int = 1000,
+) -> dict[str, Difference]:
+    """The `OutOfDistribution` numbers of `first` less those of `second`; each has scores (inside, outside).
+
+    >>> sharp, blunt = (torch.zeros(9), torch.ones(9)), (torch.zeros(9), torch.zeros(9))
+    >>> paired_ood(sharp, blunt, seed=0)["auroc"]
+    Difference(value=0.5, half=0.0)
+    """
+    sizes = [tuple(map(len, each)) for each in (first, second)]
+    if sizes[0] != sizes[1]:
+        raise CalgpError(f"Invalid pair: {sizes[0]} and {sizes[1]} images; both must be scored on the same ones.")
+    weights = [resample_weights(n, seed=seed + side, resamples=resamples) for side, n in enumerate(sizes[0])]
+    a, b = (resampled_ood(*each, *weights) for each in (first, second))
+    one, two = (ood(*each).to_dict() for each in (first, second))
+    return {name: _difference(one[name] - two[name], a[name] - b[name]) for name in one}
+
+
+def _difference(value: float, resampled: Float[Tensor, "R"]) -> Difference:
+    return Difference(value, Z * torch.std(resampled.double()).item())

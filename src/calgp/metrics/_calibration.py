@@ -15,6 +15,7 @@ from ._outcomes import Outcomes, check_choice, check_some, checked_chunks, row_s
 Confidence = Literal["mean", "midpoint"]
 Binning = Literal["equal-width", "equal-mass"]
 Counts = tuple[Int[Tensor, "G M"], Int[Tensor, "G M"], Float[Tensor, "G M"]]  # examples, correct ones, Σ confidence
+FEW = 4096  # confidences that are found among edges sooner than compared with each
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,10 @@ def reliability(outcomes: Outcomes, *, bins: int = 20, binning: Binning = "equal
     check_choice("binning", binning, ("equal-width", "equal-mass"))
     _check_bins(bins)
     check_some(outcomes)
-    edges = _equal_width(bins) if binning == "equal-width" else _equal_mass(outcomes.confidence, bins)
+    edges = _equal_width(bins)
+    if binning == "equal-mass":  # the k-th edge is the ⌈kN/M⌉-th smallest confidence
+        ranks = (torch.arange(1, bins) * len(outcomes) + bins - 1) // bins - 1
+        edges[1:-1] = outcomes.confidence.sort().values[ranks.to(outcomes.confidence.device)]
     return _tabulate(outcomes, edges.to(outcomes.confidence.device), closed="right", certain="kept")
 
 
@@ -248,7 +252,6 @@ def _count(
 ) -> Counts:
     inner = (edges[1:-1] if certain == "kept" else edges[1:]).to(confidence.dtype)
     groups, cells = len(confidence), len(inner) + 1
-    confidence = confidence.contiguous()  # bucketize warns otherwise
     cell = _cells(confidence, inner, closed)
     cell += cells * torch.arange(groups, device=cell.device)[:, None]
     key = cell.mul_(2).add_(hit).flatten()  # (group, bin, correct?) as one number: two passes give all three counts
@@ -259,9 +262,12 @@ def _count(
 
 
 def _cells(confidence: Float[Tensor, "G n"], inner: Float[Tensor, "edges"], closed: str) -> Int[Tensor, "G n"]:
-    """In which bin a confidence falls: how many edges lie below it. A few comparisons beat a search among the edges."""
-    if len(inner) > 32:
-        return torch.bucketize(confidence, inner, right=closed == "left")
+    """In which bin a confidence falls: how many edges lie below it.
+
+    A few comparisons beat a search among the edges, unless there are few confidences.
+    """
+    if len(inner) > 32 or confidence.numel() < FEW:
+        return torch.bucketize(confidence.contiguous(), inner, right=closed == "left")
     below = torch.ge if closed == "left" else torch.gt
     cell = torch.zeros_like(confidence, dtype=torch.uint8)
     for edge in inner:
@@ -276,13 +282,6 @@ def _empty(groups: int, cells: int, device: torch.device) -> Counts:
 
 def _equal_width(bins: int) -> Float[Tensor, "edges"]:
     return torch.arange(bins + 1, dtype=torch.float64) / bins
-
-
-def _equal_mass(confidence: Float[Tensor, "N"], bins: int) -> Float[Tensor, "edges"]:
-    # The k-th edge is the ⌈kN/M⌉-th smallest confidence.
-    ranks = (torch.arange(1, bins) * len(confidence) + bins - 1) // bins - 1
-    inner = confidence.sort().values[ranks.to(confidence.device)].double()
-    return torch.cat([inner.new_zeros(1), inner, inner.new_ones(1)])
 
 
 def _check_bins(bins: int) -> None:

@@ -1,9 +1,8 @@
 """Convolutional networks c(x | Ψ) with masked filters: table 1 of the paper, and one for other images."""
 
 from calgp.nets.auto import Auto
-from calgp.nets.base import Backbone, Features, Task
+from calgp.nets.base import Backbone, Features, FeaturesModel, FeaturesWithHead, Task
 from calgp.nets.compact import Compact
-from calgp.nets.features_with_head import FeaturesWithHead
 from calgp.nets.lenet import LeNet
 from calgp.nets.pretrained_backbone import Pretrained, program_features
 from calgp.nets.resnet import ResNet
@@ -20,6 +19,6 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 __all__ = [
-    "BACKBONES", "NETWORKS", "Auto", "Backbone", "Compact", "Features", "FeaturesWithHead", "LeNet", "Pretrained",
-    "ResNet", "Standardised", "Task", "Wrapped", "WrappedFeatures", "program_features", "standardisers",
+    "BACKBONES", "NETWORKS", "Auto", "Backbone", "Compact", "Features", "FeaturesModel", "FeaturesWithHead", "LeNet",
+    "Pretrained", "ResNet", "Standardised", "Task", "Wrapped", "WrappedFeatures", "program_features", "standardisers",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.data import Images
-from calgp.gp import Noise, Posterior, bound_filters
+from calgp.gp import Latent, Likelihood, Model, Noise, Posterior, Softmax, bound_filters, name_sites
 from calgp.options import Interval, options_of
 
 KEPT = Interval(2**-16, 1)  # π of masks, which are drawn by at most 16 binary digits
@@ -47,6 +47,40 @@ class Features(nn.Module, ABC):
     @abstractmethod
     def kl(self) -> Float[Tensor, ""]:
         """KL of q(Ψ), Eq. (8)."""
+
+
+class FeaturesModel(Model, ABC):
+    """A model of f at the features c(x | Ψ); what its samples share is what those of the network share."""
+
+    def __init__(self, features: Features) -> None:
+        super().__init__()
+        self.features = features
+
+    def stem(self, x: Tensor) -> Tensor:
+        return self.features.stem(x)
+
+
+class FeaturesWithHead(FeaturesModel):
+    """f(x) = head(c(x | Ψ)): what `Bound` trains and `predict` predicts with.
+
+    Args:
+        features: a network that a backbone has built (`calgp.wrap(network).build(task, masking)`).
+        head: a RandomFeatureGP, DeepGP, SparseGP or LaplaceGP, or any module with `kl()` that takes features, and
+            `noise` if it has sites, and gives f, (mean, variance) of f, or a Latent.
+        likelihood: of labels given f; softmax unless given.
+    """
+
+    def __init__(self, features: Features, head: nn.Module, *, likelihood: Likelihood | None = None) -> None:
+        super().__init__(features)
+        self.head, self.keyed = head, bool(name_sites(head))
+        self.likelihood = Softmax() if likelihood is None else likelihood
+
+    def sample(self, h: Tensor, noise: Noise | None) -> Latent:
+        c = self.features(h, noise)
+        return Latent.of(self.head(c, noise) if self.keyed else self.head(c)).by_sample(h.shape[0])
+
+    def kl(self) -> Float[Tensor, ""]:
+        return self.features.kl() + self.head.kl()  # pyright: ignore[reportCallIssue]
 
 
 class Backbone(ABC):

@@ -15,7 +15,7 @@ from calgp.errors import CalgpError, one_line
 from calgp.gp import Noise, Posterior
 from calgp.nets.base import HIDDEN, Backbone, Features, Task
 from calgp.nets.pretrained import FeatureExtractor
-from calgp.nets.program import Program, describe_module
+from calgp.nets.program import FromPixels, Program, describe_module
 from calgp.options import COUNT, Interval, about, check_options, option, options_of
 
 LEVELS = 8  # groups of layers with a learning rate each
@@ -105,9 +105,9 @@ class Pretrained(Backbone):
                 f"{task.channels} × {task.height} × {task.width}. Leave out --size and --colour, or give its own."
             )
         x = torch.rand(3, task.channels, task.height, task.width, generator=torch.Generator().manual_seed(0))
-        described, tensors = describe_module(
-            _FromPixels(extractor), x, 1, f"Use it frozen: calgp fit --network {self.network} --source …"
-        )
+        module = FromPixels(extractor.network, taken.mean, taken.std, lambda x: [extractor.network.stem(x)])
+        instead = f"Use it frozen: calgp fit --network {self.network} --source …"
+        described, tensors = describe_module(module, x, 1, instead)
         kinds = {name: [str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()}
         text = json.dumps(described | {"tensors": kinds, "width": extractor.width})
         key = hashlib.sha256(text.encode()).hexdigest()
@@ -179,23 +179,6 @@ class ProgramFeatures(Features):
         levels = [round((LEVELS - 1) * place / last) for place in range(len(trained))]
         rate, first = self.spec.rate, self.spec.first_rate
         return {each: rate * first ** (1 - level / (LEVELS - 1)) for each, level in zip(trained, levels, strict=True)}
-
-
-class _FromPixels(nn.Module):
-    """Pixels from 0 to 1 ↦ features."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, extractor: FeatureExtractor) -> None:
-        super().__init__()
-        self.network = extractor.network
-        for name in ("mean", "std"):
-            value = torch.tensor(getattr(extractor.preprocessing, name)).view(-1, 1, 1)
-            self.register_buffer(name, value)
-
-    def forward(self, x: Tensor) -> tuple[Tensor]:
-        return (self.network.stem((x - self.mean) / self.std).float(),)
 
 
 def program_features(model: nn.Module) -> list[ProgramFeatures]:

@@ -16,27 +16,14 @@ from torch import Tensor, nn
 
 from calgp.errors import CalgpError, one_line
 from calgp.json_values import Json
-from calgp.nets.last_layer import LastLayer, Pass
+from calgp.nets.last_layer import NOT_FINITE, LastLayer, Pass
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name)
-    for name in (
-        "getitem",
-        "add",
-        "sub",
-        "mul",
-        "floordiv",
-        "truediv",
-        "mod",
-        "neg",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
+    each.__name__: each for each in (
+        operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.mod,
+        operator.neg, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
     )
-}
+}  # fmt: skip
 # of the core set but for a missing tag, or kept whole by torch.export
 ALSO = frozenset({
     "aten._unsafe_view.default",
@@ -122,26 +109,30 @@ class ProgramNetwork:
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise CalgpError(f"The network cannot take inputs of {tuple(x.shape)} ({one_line(error)}).") from None
         if not found.logits.isfinite().all():
-            raise CalgpError("The network gives logits that are no finite numbers; look at what enters it.")
+            raise CalgpError(NOT_FINITE)
         return found
 
 
-class Images(nn.Module):
-    """Pixels from 0 to 1 ↦ features and logits of a network whose inputs have another mean and deviation."""
+class FromPixels(nn.Module):
+    """Pixels from 0 to 1 ↦ what `give` takes from a network whose inputs have another mean and deviation."""
 
-    def __init__(self, last: LastLayer, mean: Sequence[float], std: Sequence[float]) -> None:
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        mean: Sequence[float],
+        std: Sequence[float],
+        give: Callable[[Tensor], Sequence[Tensor]],
+    ) -> None:
         super().__init__()
-        self.network, self.seen = last.network, list[Tensor]()
+        self.network, self.give = network, give
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
-        self.mean: Tensor
-        self.std: Tensor
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.seen.clear()
-        self.network(((x - self.mean) / self.std).to(next(self.network.parameters()).dtype))
-        features, logits = self.seen
-        return features.float(), logits.float()
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each.float() for each in self.give((x - self.mean) / self.std))
 
 
 def describe(
@@ -151,14 +142,19 @@ def describe(
 
     It is run beside the network before it is given away, and refused if they differ.
     """
-    channels = shape[0]
-    module = Images(last, [0.0] * channels if mean is None else mean, [1.0] * channels if std is None else std)
+    seen, like = list[Tensor](), next(last.network.parameters())
+
+    def give(x: Tensor) -> list[Tensor]:
+        seen.clear()
+        last.network(x.to(like.dtype))
+        return seen
+
+    module = FromPixels(last.network, mean or [0.0] * shape[0], std or [1.0] * shape[0], give).to(like.device)
     x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
-    module.to(next(last.network.parameters()).device)
     training = {each: each.training for each in last.network.modules()}
 
     def see(layer: nn.Module, args: Any, output: Any) -> None:
-        module.seen.extend((args[0], output))
+        seen.extend((args[0], output))
 
     handle = last.layer.register_forward_hook(see)
     try:

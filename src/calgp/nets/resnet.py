@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from calgp.gp import UNMASKED, Convolution, Noise, Posterior
+from calgp.gp import UNMASKED, Noise, Posterior, convolutions
 from calgp.nets.base import HIDDEN, LARGEST_SIDE, Backbone, Features, Task, bound_spectrum, canvas, check_widths
 from calgp.nets.lenet import LeNet
 from calgp.options import COUNT, Interval, check_options, like, option
@@ -76,9 +76,8 @@ class ResNetFeatures(Features):
         self.blocks = nn.ModuleList(blocks)
         self.last_norm = batch_norm(spec.widths[-1])
         self.out_features = spec.widths[-1]
-        for module in self.modules():
-            if isinstance(module, Convolution):
-                nn.init.xavier_uniform_(module.weight, generator=generator)
+        for convolution in convolutions(self):
+            nn.init.xavier_uniform_(convolution.weight, generator=generator)
         bound_spectrum(self, spec.spectral)
         if spec.batch_moments:
             for norm in (module for module in self.modules() if isinstance(module, nn.BatchNorm2d)):
@@ -97,7 +96,7 @@ class ResNetFeatures(Features):
         return self.last_norm(h).relu_().mean((2, 3))
 
     def kl(self) -> Float[Tensor, ""]:
-        return torch.stack([m.kl() for m in self.modules() if isinstance(m, Convolution)]).sum()
+        return torch.stack([each.kl() for each in convolutions(self)]).sum()
 
     def _first(self, h: Tensor, noise: Noise | None) -> Tensor:
         return self.first_norm(self.first(h, noise)).relu_()

@@ -86,15 +86,11 @@ def depths(scale: Scale) -> tuple[Cell, ...]:
 def outside(scale: Scale) -> tuple[Cell, ...]:
     """Trained on MNIST, at the largest size that has as many seeds as any (intervals want three)."""
     cells = []
-    for panel in (MNIST, MNIST_DEEP):
-        if panel not in scale.settings:
-            continue
+    for panel in filter(scale.settings.__contains__, (MNIST, MNIST_DEEP)):
         setting = scale.settings[panel]
         most = max(len(seeds) for seeds in setting.seeds.values())
         size = [size for size, seeds in setting.seeds.items() if len(seeds) == most][-1]
-        for method in (RF, SORF, MCD, CAL, GPDNN, *INTEGRATED):
-            if method not in scale.methods:
-                continue
+        for method in filter(scale.methods.__contains__, (RF, SORF, MCD, CAL, GPDNN, *INTEGRATED)):
             runs = scale.runs(method, panel, size)
             cells.append(Cell(method, panel, None, runs, setting.samples, outside=setting.outside))
     return tuple(cells)
@@ -102,15 +98,11 @@ def outside(scale: Scale) -> tuple[Cell, ...]:
 
 def thetas(scale: Scale) -> tuple[Cell, ...]:
     fixed = largest(scale, (SORF,), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP), beside=ALL)
-    learned = [
-        replace(
-            cell,
-            method=LEARNED,
-            runs=_with_options(cell.runs, learn_theta=True) if scale.settings[cell.panel].learned_theta else (),
-        )
-        for cell in fixed
-    ]
-    return tuple(cell for pair in zip(fixed, learned, strict=True) for cell in pair)
+    pairs = []
+    for cell in fixed:
+        runs = _with_options(cell.runs, learn_theta=True) if scale.settings[cell.panel].learned_theta else ()
+        pairs += [cell, replace(cell, method=LEARNED, runs=runs)]
+    return tuple(pairs)
 
 
 GPDNN_PRIOR = "GPDNN, prior on filters"

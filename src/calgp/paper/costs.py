@@ -18,7 +18,7 @@ from calgp.runs import Run, identity
 from calgp.runs.build import build
 from calgp.runs.environment import environment
 from calgp.runs.reading import read_json
-from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.runs.writing import write_files
 from calgp.search.jobs import Paths
 
 from .rows import Row
@@ -82,11 +82,11 @@ def measured_costs(
 def priced(rows: Sequence[Row], costs: Mapping[str, float]) -> list[Row]:
     """The rows with what a prediction costs, where that is known."""
 
-    def with_cost(row: Row) -> Row:
-        cost = costs.get(_prediction(row).key) if row.details else None
-        return row if cost is None else replace(row, values={**row.values, "prediction_ms": (cost,)})
-
-    return [with_cost(row) for row in rows]
+    found = [costs.get(_prediction(row).key) if row.details else None for row in rows]
+    return [
+        row if cost is None else replace(row, values={**row.values, "prediction_ms": (cost,)})
+        for row, cost in zip(rows, found, strict=True)
+    ]
 
 
 def _races(where: Paths) -> Iterator[dict[str, float]]:
@@ -103,9 +103,7 @@ def _keep(race: Mapping[str, float], where: Paths) -> None:
     made_by = {key: value for key, value in environment().items() if key != "command"}  # which names places
     record = {"milliseconds": dict(race), "images": IMAGES, "turns": TURNS, "environment": made_by}
     if where.keep is not None:
-        with wrap_os_errors(where.keep):
-            where.keep.mkdir(parents=True, exist_ok=True)
-            write_whole(where.keep / name, (json.dumps(record, indent=1) + "\n").encode())
+        write_files(where.keep, {name: json.dumps(record, indent=1) + "\n"})
 
 
 def _wanted(rows: Iterable[Row]) -> dict[str, Prediction]:

@@ -92,9 +92,9 @@ _EVERY = (
                 verdicts.above(f"{method} is miscalibrated (ECE above {CALIBRATED})", (method,), "ece", CALIBRATED)
                 for method in EXISTING
             ),
-            verdicts.signed("GPDNN is under-confident", GPDNN, "gap", -1),
-            verdicts.signed("CGP is over-confident", CGP, "gap", 1),
-            verdicts.signed("SVDKL is over-confident", SVDKL, "gap", 1),
+            verdicts.below("GPDNN is under-confident", (GPDNN,), "gap", 0.0),
+            verdicts.above("CGP is over-confident", (CGP,), "gap", 0.0),
+            verdicts.above("SVDKL is over-confident", (SVDKL,), "gap", 0.0),
         ),
         "reliability", FIGURE1, metrics=(*PAPER, "gap"),
         notes=(_BOUND, "Each method is judged at its own largest number of training images."),

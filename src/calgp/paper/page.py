@@ -3,32 +3,23 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from calgp.json_values import Json
 from calgp.report.csv_text import csv_text
-from calgp.report.experiment import experiment_page
+from calgp.report.page import render_page
 from calgp.report.panels import Density, Drawn, Line, curves, densities, frontiers, ladders, reliabilities, styles
 from calgp.run import train_command
 from calgp.runs.environment import environment
-from calgp.runs.results import Histogram, Reliability
-from calgp.runs.writing import remove_leftovers, wrap_os_errors, write_whole
+from calgp.runs.results import Reliability
+from calgp.runs.writing import write_files
 from calgp.search.jobs import key
 
+from . import tables
 from .experiments import Experiment
 from .rows import PAPER, Cell, Row
 from .scales import Scale
-from .tables import (
-    NAMES,
-    comparable_number,
-    judged_card,
-    numbers_table,
-    table_of,
-    trained_table,
-    verdict_summary,
-)
-from .verdicts import Verdict
+from .tables import NAMES, comparable_number, table_of
 
 
 def write_experiment(
@@ -49,75 +40,50 @@ def write_experiment(
         drawings[f"{experiment.name}-frontier"] = drawn
     own = {name for cell in cells for run in cell.runs for name in (key(run), run.source, cell.outside)}
     failed = [f"Failed: {reason}" for name, reason in (failures or {}).items() if name in own]
-    page = experiment_page(
+    page = render_page(
+        "experiment.html",
         name=experiment.name,
         title=experiment.title,
         claim=experiment.claim,
         facts=_facts(scale, rows, authors),
         warning=scale.warning,
-        judged=[judged_card(verdict) for verdict in found],
+        judged=[tables.judged_card(verdict) for verdict in found],
         figures=[(drawn.svg, drawn.says) for drawn in drawings.values()],
-        tables=[numbers_table(experiment, panel, rows) for panel in dict.fromkeys(row.panel for row in rows)],
-        trained=trained_table(cells, rows),
+        tables=[tables.numbers_table(experiment, panel, rows) for panel in dict.fromkeys(row.panel for row in rows)],
+        trained=tables.trained_table(cells, rows),
         commands=[shlex.join(command)],
         trainings=[train_command(run) for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
         environment=_versions(rows),
         notes=[*experiment.notes, *failed],
     )
-    plain = table_of(experiment, rows)
-    summary = _summary(experiment, scale, cells, rows, found, plain, authors)
-    _write_files(page, drawings, plain, summary, out)
-    return out / "report.html"
-
-
-def _summary(
-    experiment: Experiment,
-    scale: Scale,
-    cells: Sequence[Cell],
-    rows: Sequence[Row],
-    found: Sequence[Verdict],
-    table: Sequence[Mapping[str, Json]],
-    authors: bool,
-) -> dict[str, Json]:
-    """What table.json holds."""
-    return {
+    table = table_of(experiment, rows)
+    summary = {
         "experiment": experiment.name,
         "scale": scale.name,
         "faithful": authors,
         "claim": experiment.claim,
         "rows": table,
-        "verdicts": [verdict_summary(verdict, rows) for verdict in found],
+        "verdicts": [tables.verdict_summary(verdict, rows) for verdict in found],
         "runs": {key(run): train_command(run) for cell in cells for run in cell.runs},
     }
-
-
-def _write_files(
-    page: str,
-    drawings: Mapping[str, Drawn],
-    table: Sequence[Mapping[str, Json]],
-    summary: Mapping[str, Json],
-    out: Path,
-) -> None:
-    files = {
-        "report.html": page.encode("utf-8", "replace"),
-        **{f"{name}.svg": drawn.svg.encode() for name, drawn in drawings.items()},
-        **{f"{name}.png": drawn.png for name, drawn in drawings.items()},
-        "table.csv": csv_text(table).encode(),
-        "table.json": (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode(),
-    }
-    with wrap_os_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(out)
-        for name, data in files.items():
-            write_whole(out / name, data)
+    figures = {f"{name}.svg": drawn.svg for name, drawn in drawings.items()}
+    figures |= {f"{name}.png": drawn.png for name, drawn in drawings.items()}
+    plain = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    write_files(out, {"report.html": page, **figures, "table.csv": csv_text(table), "table.json": plain})
+    return out / "report.html"
 
 
 def draw(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
     """The figure as the paper draws it."""
-    kinds: dict[str, Callable[[Experiment, Sequence[Cell], Sequence[Row]], Drawn]] = {
-        "reliability": _draw_reliabilities, "curves": _draw_curves, "densities": _draw_densities, "dots": _draw_ladders,
-    }  # fmt: skip
-    return kinds[experiment.drawing](experiment, cells, rows)
+    match experiment.drawing:
+        case "reliability":
+            return _draw_reliabilities(rows)
+        case "curves":
+            return _draw_curves(experiment, rows)
+        case "densities":
+            return _draw_densities(cells, rows)
+        case "dots":
+            return _draw_ladders(experiment, rows)
 
 
 def draw_frontier(experiment: Experiment, rows: Sequence[Row]) -> Drawn | None:
@@ -141,7 +107,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {panel: [row for row in rows if row.panel == panel] for panel in dict.fromkeys(row.panel for row in rows)}
 
 
-def _draw_curves(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
+def _draw_curves(experiment: Experiment, rows: Sequence[Row]) -> Drawn:
     methods = list(dict.fromkeys(row.method for row in rows))
     metrics = [metric for metric in experiment.metrics if metric in PAPER]
 
@@ -156,7 +122,7 @@ def _draw_curves(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[R
     return curves(panels, axis=experiment.axis, log=experiment.log, styled=styles(methods))
 
 
-def _draw_reliabilities(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
+def _draw_reliabilities(rows: Sequence[Row]) -> Drawn:
     def shown(row: Row) -> tuple[str, Reliability | None, str]:
         if not row.details:
             return row.method, None, ""
@@ -166,30 +132,30 @@ def _draw_reliabilities(experiment: Experiment, cells: Sequence[Cell], rows: Seq
     return reliabilities([(panel, [shown(row) for row in members]) for panel, members in _panels(rows).items()])
 
 
-def _draw_densities(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
+def _draw_densities(cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
     def shown(row: Row) -> Density | str:
         found = [(d.own.entropy_histogram, d.outside and d.outside.entropy_histogram) for d in row.details]
         known = [(inside, outside) for inside, outside in found if inside and outside]
         if not known:
             return row.method
-        inside, outside = (_summed([pair[side] for pair in known]) for side in (0, 1))
+        edges = known[0][0].edges, known[0][1].edges
+        sums = ([sum(column) for column in zip(*(pair[side].count for pair in known), strict=True)] for side in (0, 1))
+        inside, outside = zip(edges, sums, strict=True)
         auroc = row.mean("auroc")
         return Density(row.method, inside, outside, "" if auroc is None else f"AUROC {auroc:.3f}")
 
     cell = next((cell for cell in cells if cell.runs), cells[0])
     names = (f"{cell.runs[0].source} (inside)" if cell.runs else "inside", f"{cell.outside} (outside)")
-    return densities(
-        [(panel, [shown(row) for row in members]) for panel, members in _panels(rows).items()], names=names
-    )
+    drawn = [(panel, [shown(row) for row in members]) for panel, members in _panels(rows).items()]
+    return densities(drawn, names=names)
 
 
-def _draw_ladders(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]) -> Drawn:
+def _draw_ladders(experiment: Experiment, rows: Sequence[Row]) -> Drawn:
     def points(members: Sequence[Row], metric: str) -> list[tuple[str, float | None, float | None, float | None]]:
         return [
-            (row.method, row.mean(metric), row.spread(metric),
-             comparable_number(experiment, row, rows, metric))
+            (row.method, row.mean(metric), row.spread(metric), comparable_number(experiment, row, rows, metric))
             for row in members
-        ]  # fmt: skip
+        ]
 
     panels = {
         panel: {NAMES[metric]: points(members, metric) for metric in experiment.metrics}
@@ -198,24 +164,19 @@ def _draw_ladders(experiment: Experiment, cells: Sequence[Cell], rows: Sequence[
     return ladders(panels, styled=styles([row.method for row in rows]))
 
 
-def _joined(tables: Sequence[Reliability]) -> Reliability:
+def _joined(diagrams: Sequence[Reliability]) -> Reliability:
     """The reliability diagram of all seeds' predictions together."""
-    count = tuple(sum(column) for column in zip(*(table.count for table in tables), strict=True))
+    count = tuple(sum(column) for column in zip(*(each.count for each in diagrams), strict=True))
 
     def average(columns: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
         sums = [
-            sum((column[place] or 0.0) * table.count[place] for column, table in zip(columns, tables, strict=True))
+            sum((column[place] or 0.0) * each.count[place] for column, each in zip(columns, diagrams, strict=True))
             for place in range(len(count))
         ]
         return tuple(total / n if n else None for total, n in zip(sums, count, strict=True))
 
-    accuracy, confidence = average([table.accuracy for table in tables]), average([t.confidence for t in tables])
-    return Reliability(tables[0].edges, count, accuracy, confidence)
-
-
-def _summed(histograms: Sequence[Histogram]) -> tuple[Sequence[float], Sequence[float]]:
-    counts = [sum(column) for column in zip(*(each.count for each in histograms), strict=True)]
-    return histograms[0].edges, counts
+    accuracy = average([each.accuracy for each in diagrams])
+    return Reliability(diagrams[0].edges, count, accuracy, average([each.confidence for each in diagrams]))
 
 
 def _facts(scale: Scale, rows: Sequence[Row], authors: bool) -> list[tuple[str, str]]:

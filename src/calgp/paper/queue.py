@@ -11,19 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
 from calgp.runs import Interrupted, Run, RunFolder
+from calgp.runs.environment import emulates_bf16
 from calgp.runs.folder import slug
 from calgp.runs.writing import Busy, owned
 from calgp.search.duration import count_of_training_images, seconds
 from calgp.search.engines import FAILURES, Engine, RunningTask, SerialEngine
 from calgp.search.halving import Budget
-from calgp.search.jobs import Job, Paths, Progress, finished_results, first_done, key, perform, share_done
+from calgp.search.jobs import Job, Paths, Progress, finished_results, first_done, key, share_done
 from calgp.search.tune import HOLDOUT, read_log, tune, write_log
 
 from .cells import GPDNN_PRIOR
-from .experiments import EXPERIMENTS
+from .experiments import EXPERIMENTS, Experiment
 from .published import LEARNED
 from .reproduce import jobs_of
 from .rows import Cell
@@ -71,34 +74,7 @@ class Tuning:
         write_log(found, (where.keep or where.runs) / self.log)
 
 
-@dataclass(frozen=True)
-class Training:
-    """A run with the options that were found, and everything that it is tested on."""
-
-    job: Job
-    scale: str
-
-    @property
-    def key(self) -> str:
-        return self.job.key
-
-    @property
-    def name(self) -> str:
-        return self.job.name
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return self.job.sources
-
-    @property
-    def seconds(self) -> float:
-        return self.job.seconds
-
-    def perform(self, where: Paths, watch: Callable[[float], None]) -> None:
-        perform(self.job, replace(where, keep=where.keep and where.keep / self.scale), watch)
-
-
-Task = Tuning | Training
+Task = Tuning | Job
 Rank = tuple[int, int, bool, int, int]  # seed, panel, variants last, method, tunings first
 
 
@@ -107,15 +83,24 @@ class Plan:
     """Experiments at a tuned scale, with what is known of them so far.
 
     scale: with the options that were found. untuned: the searches that are still to be made.
+    authors: as the authors' code has it where that differs from the paper.
     """
 
     names: tuple[str, ...]
     scale: Scale
     untuned: Mapping[tuple[str, str], Tuning]
+    authors: bool = False
+
+    def planned(self) -> dict[str, tuple[Cell, ...]]:
+        """The cells of each experiment.
+
+        Those of methods that are not tuned yet have the options that their tuning begins with.
+        """
+        return {name: EXPERIMENTS[name].planned(self.scale, authors=self.authors) for name in self.names}
 
     def cells(self) -> list[Cell]:
-        """All cells; those of methods that are not tuned yet have the options that their tuning begins with."""
-        return [cell for name in self.names for cell in EXPERIMENTS[name].planned(self.scale)]
+        """All of them."""
+        return [cell for cells in self.planned().values() for cell in cells]
 
     def tasks(self, where: Paths) -> list[Task]:
         """What can be begun now: the most valuable first, seed 0 of everything before second seeds."""
@@ -127,7 +112,7 @@ class Plan:
         ranks = self.ranks(cells)
         for job in jobs_of(cells):
             if first_done(job, results.get(job.key, ())) is None:
-                ranked.append((ranks[job.key], Training(job, self.scale.name)))
+                ranked.append((ranks[job.key], replace(job, shelf=self.scale.name)))
         return [task for _, task in sorted(ranked, key=lambda each: each[0])]
 
     def ranks(self, cells: Iterable[Cell]) -> dict[str, Rank]:
@@ -147,7 +132,7 @@ class Plan:
     def cost(self, where: Paths) -> tuple[int, int, float]:
         """Tunings and runs that are missing, and about how many seconds of one core they take."""
         untuned = [cell for cell in self.cells() if origin(cell) in self.untuned]
-        tasks = [*self.tasks(where), *(Training(job, self.scale.name) for job in jobs_of(untuned))]
+        tasks = [*self.tasks(where), *jobs_of(untuned)]
         return len(self.untuned), len(tasks) - len(self.untuned), sum(task.seconds for task in tasks)
 
 
@@ -156,11 +141,11 @@ def origin(cell: Cell) -> tuple[str, str]:
     return cell.panel, TUNED_AS.get(cell.method, cell.method)
 
 
-def make_plan(names: Sequence[str], scale: Scale, places: Iterable[Path]) -> Plan:
+def make_plan(names: Sequence[str], scale: Scale, places: Iterable[Path], *, authors: bool = False) -> Plan:
     """A plan with the options of all tunings that are found in small results."""
-    scale, untuned = tuned(scale, tuple(places))
-    used = {origin(cell) for name in names for cell in EXPERIMENTS[name].planned(scale) if cell.runs}
-    return Plan(tuple(names), scale, {pair: task for pair, task in untuned.items() if pair in used})
+    plan = Plan(tuple(names), *tuned(scale, tuple(places)), authors)
+    used = {origin(cell) for cell in plan.cells() if cell.runs}
+    return replace(plan, untuned={pair: task for pair, task in plan.untuned.items() if pair in used})
 
 
 def tuned(scale: Scale, places: Sequence[Path]) -> tuple[Scale, dict[tuple[str, str], Tuning]]:
@@ -175,10 +160,12 @@ def tuned(scale: Scale, places: Sequence[Path]) -> tuple[Scale, dict[tuple[str, 
         for method in setting.only[setting.largest]:
             base = scale.run(method, panel, setting.largest, 0)
             task = Tuning(panel, method, base, budget, f"tuning/{scale.name}/{slug(panel)}/{slug(method)}.json")
-            found = _winner(task, places)
-            if found is None:
+            logs = (read_log(place / task.log) for place in places if (place / task.log).is_file())
+            log = next((log for log in logs if log.is_of(base, budget)), None)
+            if log is None:
                 untuned[panel, method] = task
                 continue
+            found = log.winner.options
             of_method = {name.removeprefix("method."): value for name, value in found.items() if "." in name}
             options[method] = {**options.get(method, {}), **of_method}
             rates[method] = float(found["learning_rate"])
@@ -186,20 +173,39 @@ def tuned(scale: Scale, places: Sequence[Path]) -> tuple[Scale, dict[tuple[str, 
     return replace(scale, settings=settings), untuned
 
 
-def _winner(task: Tuning, places: Iterable[Path]) -> Mapping[str, bool | int | float | str] | None:
-    for path in (place / task.log for place in places):
-        if path.is_file():
-            log = read_log(path)
-            if log.is_of(task.base, task.budget):
-                return log.winner.options
-    return None
-
-
 def stale(plan: Plan, keep: Path) -> list[RunFolder]:
     """Kept runs of the scale that no cell of its plan wants any longer: their options have changed since."""
     wanted = {key(run) for cell in plan.cells() for run in cell.runs}
     kept = finished_results([keep / plan.scale.name])
     return [folders[0] for name, folders in kept.items() if name not in wanted]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Runs of an experiment: how many are done, the seconds that they trained, and what is missing.
+
+    seconds_missing: of one core, an estimate; tunings that are missing are part of it.
+    """
+
+    done: int
+    missing: int
+    tunings_missing: int
+    seconds_done: float
+    seconds_missing: float
+
+
+def coverage(experiments: Iterable[Experiment], scale: Scale, where: Paths) -> dict[str, Coverage]:
+    """By name, what is done of experiments, by the small results of finished runs."""
+    results, covered = finished_results(where.small), dict[str, Coverage]()
+    for each in experiments:
+        plan = make_plan([each.name], scale, where.small)
+        jobs, tunings = jobs_of(plan.cells()), plan.untuned.values()
+        found = {job.key: first_done(job, results.get(job.key, ())) for job in jobs}
+        done = [folder for folder in found.values() if folder is not None]
+        absent = [job for job in jobs if found[job.key] is None]
+        trained, left = sum(run.train_seconds() for run in done), sum(one.seconds for one in (*absent, *tunings))
+        covered[each.name] = Coverage(len(done), len(absent), len(tunings), trained, left)
+    return covered
 
 
 def run_queue(
@@ -222,10 +228,9 @@ def run_queue(
 
     def under_way(seen: Sequence[RunningTask[int]]) -> None:
         nonlocal counted
-        if time.monotonic() - counted < IDLE_SECONDS:
-            return
-        counted = time.monotonic()
-        watch(_progress(names, scale, where, whole, len(failures)))
+        if time.monotonic() - counted >= IDLE_SECONDS:
+            counted = time.monotonic()
+            watch(_progress(names, scale, where, whole, len(failures)))
 
     watch(Progress(0.0, whole[2], 0, whole[0] + whole[1], 0, ""))
     worker = _Worker(tuple(names), scale, where.absolute())
@@ -238,7 +243,7 @@ def _progress(names: Sequence[str], scale: str, where: Paths, whole: tuple[int, 
     """How much of what was missing at the beginning is done, runs under way by their logs."""
     plan = make_plan(names, find_scale(scale), where.small)
     tunings, runs, left = plan.cost(where)
-    begun = [(task.job, share_done(task.job, where)) for task in plan.tasks(where) if isinstance(task, Training)]
+    begun = [(task, share_done(task, where)) for task in plan.tasks(where) if isinstance(task, Job)]
     going = [job for job, share in begun if share]
     left -= sum(job.seconds * share for job, share in begun)
     now = ", ".join(job.run.label for job in going[:2]) or "tuning"
@@ -255,7 +260,8 @@ class _Worker:
 
     def __call__(self, number: int, /, *, watch: Callable[[float], None]) -> None:
         failed: dict[str, str] = {}
-        where = replace(self.where, precision=find_scale(self.scale).precision)
+        emulated = emulates_bf16() and not torch.cuda.is_available()
+        where = replace(self.where, precision="32-true" if emulated else find_scale(self.scale).precision)
         while True:
             tasks = make_plan(self.names, find_scale(self.scale), where.small).tasks(where)
             sources = {source for task in tasks for source in task.sources}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import mean
 
@@ -149,28 +149,21 @@ def _paired_error(a: Row, b: Row, metric: str) -> float | None:
 
 def row_of(cell: Cell, folders: Sequence[RunFolder]) -> Row:
     """The row of a cell from the run folders of its seeds that are done."""
-    details = [_detail(cell, folder) for folder in folders]
-    values: dict[str, list[float]] = {}
+    details = tuple(_detail(cell, folder) for folder in folders)
+    values: dict[str, tuple[float, ...]] = {}
     halves: dict[str, list[float]] = {}
     for detail in details:
         found = _numbers(detail)
         for name, (value, half) in (found | {name: found[other] for name, other in cell.instead}).items():
-            values.setdefault(name, []).append(value)
+            values[name] = (*values.get(name, ()), value)
             if half is not None:
                 halves.setdefault(name, []).append(half)
     means = {name: mean(found) for name, found in halves.items()}
-    found = {name: tuple(found) for name, found in values.items()}
-    resampled = _resampled(cell, folders, details, found, means)
-    return Row(cell.method, cell.panel, cell.x, found, means, tuple(details), cell.runs, resampled)
+    row = Row(cell.method, cell.panel, cell.x, values, means, details, cell.runs)
+    return replace(row, resampled=_resampled(cell, folders, row))
 
 
-def _resampled(
-    cell: Cell,
-    folders: Sequence[RunFolder],
-    details: Sequence[Detail],
-    values: Mapping[str, Sequence[float]],
-    halves: Mapping[str, float],
-) -> Resampled | None:
+def _resampled(cell: Cell, folders: Sequence[RunFolder], row: Row) -> Resampled | None:
     """Scores of all seeds on the same resamples of their test images; None unless all have kept theirs.
 
     Columns have half precision. A metric that they do not reproduce, up to a tenth of its interval, is left out.
@@ -178,13 +171,13 @@ def _resampled(
     if cell.test is not None or not folders:  # of corrupted images none are kept
         return None
     found: list[dict[str, Tensor]] = []
-    for folder, detail in zip(folders, details, strict=True):
+    for folder, detail in zip(folders, row.details, strict=True):
         own = image_scores(folder, detail.own)
         outside = image_scores(folder, detail.outside) if detail.outside else None
         if own is None or own.outcomes is None or (detail.outside and outside is None):
             return None
         found.append(_resampled_metrics(own, own.outcomes, outside))
-    images = {detail.own.checksum + (detail.outside.checksum if detail.outside else "") for detail in details}
+    images = {detail.own.checksum + (detail.outside.checksum if detail.outside else "") for detail in row.details}
     if len(images) > 1:
         return None
     joined = {name: torch.stack([each[name] for each in found]).double().mean(0) for name in found[0]}
@@ -192,7 +185,9 @@ def _resampled(
     exact = {
         name: each[1:]
         for name, each in joined.items()
-        if name in halves and each.isfinite().all() and abs(each[0] - mean(values[name])) <= 0.1 * halves[name] + 1e-6
+        if (half := row.halves.get(name)) is not None
+        and each.isfinite().all()
+        and abs(each[0] - mean(row.values[name])) <= 0.1 * half + 1e-6
     }
     return Resampled(images.pop(), exact)
 
@@ -211,10 +206,8 @@ def _resampled_metrics(own: ImageScores, outcomes: Outcomes, outside: ImageScore
         return found
     others = _weights(len(outside), 1)
     low = (outside.entropy < LOW_ENTROPY * math.log(outcomes.classes)).float()
-    found["entropy_outside"], found["low_entropy_outside"] = (
-        others @ outside.entropy / len(outside),
-        others @ low / len(outside),
-    )
+    found["entropy_outside"] = others @ outside.entropy / len(outside)
+    found["low_entropy_outside"] = others @ low / len(outside)
     return found | metrics.resampled_ood(own.entropy, outside.entropy, weights, others)
 
 

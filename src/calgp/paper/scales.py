@@ -1,8 +1,8 @@
 """How large an experiment is run: the same cells as seconds, hours or the paper's settings. Pure data and functions."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from calgp.errors import CalgpError
 from calgp.json_values import Json
@@ -41,12 +41,12 @@ class Setting:
     backbone: Backbone
     steps: Mapping[int | None, int | None]
     seeds: Mapping[int | None, tuple[int, ...]]
-    only: Mapping[int | None, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    only: Mapping[int | None, tuple[str, ...]] = field(default_factory=dict)
     outside: str | None = None
     samples: int = 50
-    options: Mapping[str, Mapping[str, Json]] = dataclasses.field(default_factory=dict)
-    rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    method_seeds: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    method_seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     learned_theta: bool = True
 
     @property
@@ -73,16 +73,15 @@ class Scale:
     methods: Mapping[str, tuple[Method, float]]
     batch_size: int
     schedule: str
-    epochs: float = (
-        10.0  # where a setting has no steps; else a run's own default, so that keys are those of `calgp train`
-    )
+    # where a setting has no steps; else a run's own default, so that keys are those of `calgp train`
+    epochs: float = 10.0
     depths: tuple[int, ...] = (1, 2, 3)
     width: int | None = None  # of a hidden layer of the deep GP; None: as many as features, as the authors have it
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
     corrupted: int | None = None  # test images that are corrupted, a balanced part; None: all
     warning: str | None = None  # what readers of its pages must know first
     precision: str = "32-true"
-    tuning: Mapping[str, Budget] = dataclasses.field(default_factory=dict)  # by panel: see paper/queue.py
+    tuning: Mapping[str, Budget] = field(default_factory=dict)  # by panel: see paper/queue.py
     leaves_out: tuple[str, ...] = ()  # experiments that are not planned
 
     def run(self, method: str, panel: str, train_size: int | None, seed: int) -> Run:
@@ -148,62 +147,66 @@ def faithful(run: Run) -> Run:
         method, backbone = method.with_ratio(RESNET_RATIO), replace(backbone, batch_moments=True)
     batch = min(100, run.batch_size) if run.steps is not None else 100
     return replace(
-        run,
-        method=method,
-        backbone=backbone,
-        batch_size=batch,
-        learning_rate=1e-3,
-        schedule="constant",
+        run, method=method, backbone=backbone, batch_size=batch, learning_rate=1e-3, schedule="constant",
         optimiser="adam",
-    )
+    )  # fmt: skip
 
 
 def _changed(method: Method, **options: object) -> Method:
     return replace(method, **options)  # pyright: ignore[reportArgumentType]
 
 
-def _method(name: str, **options: object) -> Method:
-    return _changed(METHODS[name], **options)
+PRESETS = {
+    RF: "cnn-gp-rf-paper", SORF: "cnn-gp-sorf-paper", MCD: "cnn-mcd", CAL: "cnn-cal", GPDNN: "gpdnn",
+    GPDNN_MCD: "gpdnn-mcd", CGP: "cgp", SVDKL: "svdkl", SORF_INTEGRATED: "cnn-gp-sorf-paper",
+    RF_INTEGRATED: "cnn-gp-rf-paper",
+}  # fmt: skip
 
 
-def _integrated(name: str, **options: object) -> Method:
-    """One of the paper's presets with the masks of W integrated."""
-    return _method(name, integrate=True, **options)
+def _methods(
+    rate: float, options: Mapping[str, Mapping[str, Json]], rates: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, tuple[Method, float]]:
+    """Presets in their order of value, each with its own options, and its learning rate where it is another one."""
+    return {
+        name: (
+            _changed(METHODS[PRESETS[name]], **({"integrate": True} if name in INTEGRATED else {}), **own),
+            rates.get(name, rate),
+        )
+        for name, own in options.items()
+    }
 
 
 def _small() -> Scale:
     lenet, lenet3 = LeNet(channels=(4, 8), hidden=(16,)), LeNet(channels=(4, 8, 8), hidden=(16,))
-    resnet = ResNet(n=1, widths=(4, 8, 16))
-    sizes: dict[int | None, int | None] = {100: 8, 200: 12}
+    resnet = ResNet(n=1, widths=(2, 4, 8))
+    sizes: dict[int | None, int | None] = {100: 4, 200: 6}
 
     def setting(backbone: Backbone, *seeds: int) -> Setting:
-        return Setting("digits", backbone, sizes, dict.fromkeys(sizes, seeds), outside="letters", samples=3)
+        return Setting("digits", backbone, sizes, dict.fromkeys(sizes, seeds), outside="letters", samples=2)
 
     shallow, deep = replace(setting(lenet, 0, 1), method_seeds={CGP: (0,)}), setting(resnet, 0)
     return Scale(
         "smoke", "seconds, on the embedded digits with tiny networks: it proves the machinery, not the paper",
         {MNIST: shallow, CIFAR10: shallow, CIFAR10_DEEP: deep, CIFAR100_DEEP: deep, MNIST_DEEP: deep,
          CIFAR10_DEPTH: setting(lenet3, 0, 1)},
-        {
-            RF: (_method("cnn-gp-rf-paper", n_rf=64, keep_omega=0.9), 1e-2), SORF: (_method("cnn-gp-sorf-paper"), 1e-2),
-            MCD: (_method("cnn-mcd"), 1e-2), CAL: (_method("cnn-cal"), 1e-2),
-            GPDNN: (_method("gpdnn", inducing=20), 1e-2), GPDNN_MCD: (_method("gpdnn-mcd", inducing=20), 1e-2),
-            CGP: (_method("cgp", inducing=20), 1e-2), SVDKL: (_method("svdkl", reduced=8, grid=16), 1e-2),
-            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 1e-2),
-            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", n_rf=64, keep_omega=0.9), 1e-2),
-        },
-        batch_size=32, schedule="one-cycle", depths=(1, 2), width=8, severities=(3,), corrupted=500,
+        _methods(1e-2, {
+            RF: {"n_rf": 64, "keep_omega": 0.9}, SORF: {}, MCD: {}, CAL: {}, GPDNN: {"inducing": 20},
+            GPDNN_MCD: {"inducing": 20}, CGP: {"inducing": 20}, SVDKL: {"reduced": 8, "grid": 16},
+            SORF_INTEGRATED: {}, RF_INTEGRATED: {"n_rf": 64, "keep_omega": 0.9},
+        }),
+        batch_size=32, schedule="one-cycle", depths=(1, 2), width=8, severities=(3,), corrupted=200,
         warning="Smoke scale: tiny networks, a few steps, embedded digits. It shows that everything runs; its numbers "
         "say nothing about the paper, and panels only stand for the data and networks that they are named after.",
     )  # fmt: skip
 
 
+_RF_1024 = {"n_rf": 1024, "keep_omega": 0.9}
 # learning rates: chosen on a hold-out of MNIST's training images (tools/mnist_methods.py choose)
-_LAPTOP = {
-    RF: (_method("cnn-gp-rf-paper", n_rf=1024, keep_omega=0.9), 6e-3), SORF: (_method("cnn-gp-sorf-paper"), 6e-3),
-    MCD: (_method("cnn-mcd"), 6e-3), CAL: (_method("cnn-cal"), 3e-3), GPDNN: (_method("gpdnn"), 3e-3),
-    GPDNN_MCD: (_method("gpdnn-mcd"), 6e-3), CGP: (_method("cgp"), 1e-2), SVDKL: (_method("svdkl"), 3e-3),
-}  # fmt: skip
+_LAPTOP = _methods(
+    6e-3,
+    {RF: _RF_1024, SORF: {}, MCD: {}, CAL: {}, GPDNN: {}, GPDNN_MCD: {}, CGP: {}, SVDKL: {}},
+    {CAL: 3e-3, GPDNN: 3e-3, CGP: 1e-2, SVDKL: 3e-3},
+)
 # SORF's and RF's from pilots on a hold-out of CIFAR-10; the filters' 0.8 of the others follows them (results/notes)
 _LAPTOP_CIFAR = {
     RF: {"sigma": 0.3, "keep_filters": 0.8}, SORF: {"sigma": 0.15, "ratio": 4, "keep_filters": 0.8},
@@ -249,14 +252,10 @@ def _laptop() -> Scale:
 
 
 # every method begins its tuning with the same learning rate, and with its own defaults
-_DESK = {
-    SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
-    SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), MCD: (METHODS["cnn-mcd"], 2e-3),
-    CAL: (METHODS["cnn-cal"], 2e-3), RF: (_method("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
-    GPDNN: (METHODS["gpdnn"], 2e-3),
-    GPDNN_MCD: (METHODS["gpdnn-mcd"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3), CGP: (METHODS["cgp"], 8e-3),
-    RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", keep_omega=0.9), 2e-3),
-}  # fmt: skip
+_DESK = _methods(2e-3, {
+    SORF_INTEGRATED: {}, SORF: {}, MCD: {}, CAL: {}, RF: {"keep_omega": 0.9}, GPDNN: {}, GPDNN_MCD: {}, SVDKL: {},
+    CGP: {}, RF_INTEGRATED: {"keep_omega": 0.9},
+}, {CGP: 8e-3})  # fmt: skip
 _DESK_TUNING = {
     **dict.fromkeys((CIFAR10, MNIST, CIFAR10_DEPTH), Budget(8, 1800, samples=6, images=(3000, 6000, 12_000))),
     CIFAR10_DEEP: Budget(8, 1080, samples=6, images=(2000, 4000, 8000)),
@@ -272,6 +271,9 @@ def _desk() -> Scale:
     return Scale(
         "desk", "about 60 hours of one core: the paper's networks on all images, options by equal tuning",
         {
+            MNIST: Setting(
+                "mnist", BACKBONES["lenet"], all_images, {None: _TWO}, {None: without_patches}, outside="notmnist"
+            ),  # first: the cheapest
             CIFAR10: Setting(
                 "cifar10", BACKBONES["lenet-cifar"], all_images, once, {None: without_patches},
                 method_seeds=dict.fromkeys((SORF_INTEGRATED, RF, SORF, MCD, CAL), _THREE),
@@ -279,9 +281,6 @@ def _desk() -> Scale:
             CIFAR10_DEEP: Setting(
                 "cifar10", ResNet(n=5), all_images, once, {None: without_patches},
                 method_seeds=dict.fromkeys((SORF_INTEGRATED, SORF, CAL), _TWO), learned_theta=False,
-            ),
-            MNIST: Setting(
-                "mnist", BACKBONES["lenet"], all_images, {None: _TWO}, {None: without_patches}, outside="notmnist"
             ),
             CIFAR100_DEEP: Setting(
                 "cifar100", ResNet(n=5), all_images, once, {None: (SORF_INTEGRATED, SORF, MCD, CAL, GPDNN, SVDKL)},
@@ -315,13 +314,10 @@ def _tuned() -> Scale:
             CIFAR10_DEEP: Setting("cifar10", ResNet(n=1), small, three, {10_000: methods}),
             CIFAR10: Setting("cifar10", BACKBONES["lenet-cifar"], small, three, {10_000: methods}),
         },
-        {
-            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 2e-3),
-            SORF: (METHODS["cnn-gp-sorf-paper"], 2e-3), CAL: (METHODS["cnn-cal"], 2e-3),
-            MCD: (METHODS["cnn-mcd"], 2e-3), GPDNN: (METHODS["gpdnn"], 2e-3), SVDKL: (METHODS["svdkl"], 2e-3),
-            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper", n_rf=1024, keep_omega=0.9), 2e-3),
-            RF: (_method("cnn-gp-rf-paper", n_rf=1024, keep_omega=0.9), 2e-3),
-        },
+        _methods(2e-3, {
+            SORF_INTEGRATED: {}, SORF: {}, CAL: {}, MCD: {}, GPDNN: {}, SVDKL: {}, RF_INTEGRATED: _RF_1024,
+            RF: _RF_1024,
+        }),
         batch_size=100, schedule="one-cycle", precision="bf16-mixed",
         tuning=dict.fromkeys(
             (MNIST, CIFAR10_DEEP, CIFAR10), Budget(8, 1080, samples=6, images=(1000, 3000, 10_000))
@@ -348,13 +344,10 @@ def _paper() -> Scale:
             MNIST_DEEP: setting("mnist", ResNet(n=5), (None,), "notmnist"),
             CIFAR10_DEPTH: setting("cifar10", BACKBONES["lenet-3"], (None,)),
         },
-        {
-            RF: (METHODS["cnn-gp-rf-paper"], 1e-3), SORF: (METHODS["cnn-gp-sorf-paper"], 1e-3),
-            MCD: (METHODS["cnn-mcd"], 1e-3), CAL: (METHODS["cnn-cal"], 1e-3), GPDNN: (METHODS["gpdnn"], 1e-3),
-            SORF_INTEGRATED: (_integrated("cnn-gp-sorf-paper"), 1e-3),
-            RF_INTEGRATED: (_integrated("cnn-gp-rf-paper"), 1e-3),
-            GPDNN_MCD: (METHODS["gpdnn-mcd"], 1e-3), CGP: (METHODS["cgp"], 1e-3), SVDKL: (METHODS["svdkl"], 1e-3),
-        },
+        _methods(1e-3, {
+            RF: {}, SORF: {}, MCD: {}, CAL: {}, GPDNN: {}, SORF_INTEGRATED: {}, RF_INTEGRATED: {}, GPDNN_MCD: {},
+            CGP: {}, SVDKL: {},
+        }),
         batch_size=1000, schedule="constant", epochs=200.0, depths=(1, 2, 3, 4, 5),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from calgp.json_values import Json
-from calgp.report.experiment import Judged, Table, Tally
+from calgp.report.page import Judged, Table, Tally
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
 from calgp.search.duration import count_of_training_images
@@ -14,7 +14,7 @@ from .experiments import Experiment
 from .published import Published
 from .rows import DETECTION, Cell, Row
 from .scales import at_paper_scale, network_of
-from .verdicts import SAYS, STATES, Part, Verdict
+from .verdicts import SAYS, STATES, Verdict
 
 NAMES = {
     "err": "ERR", "mnll": "MNLL", "ece": "ECE", "brier": "BRIER", "gap": "confidence − accuracy",
@@ -97,33 +97,19 @@ def numbers_table(experiment: Experiment, panel: str, rows: Sequence[Row]) -> Ta
         for metric in experiment.metrics
     }
     columns = [text for m in experiment.metrics for text in (NAMES[m], *(f"{NAMES[m]}, {name}" for name in shown[m]))]
-    lines = []
+    names, lines = list[str](), []
     for row in members:
         cells: list[tuple[str, str]] = []
         for metric in experiment.metrics:
             cells.append(_cell(row, metric, experiment.intervals))
             values = [pairs[row.label, metric][name] for name in shown[metric]]
             cells += [("–" if value is None else f"{value:g}", "") for value in values]
-        lines.append((_names(experiment, row), cells))
-    names = [
-        "method",
-        *([experiment.axis] if _own_axis(experiment) else []),
-        "network",
-        "training images",
-        "steps",
-        "seeds",
-    ]
+        x = {experiment.axis: f"{row.x:,g}"} if experiment.axis else {}
+        axes = x if experiment.axis != "training images" else {}  # which has a column anyway
+        what = {"method": row.method, **axes, **described(row), **x, "seeds": f"{len(row.details)} of {row.planned}"}
+        lines.append((list(what.values()), cells))
+        names = list(what)
     return Table(f"{panel}. {BELOW[experiment.intervals]}{_of_paper(experiment, panel)}", names, columns, lines)
-
-
-def _own_axis(experiment: Experiment) -> bool:
-    return experiment.axis not in ("", "training images")
-
-
-def _names(experiment: Experiment, row: Row) -> list[str]:
-    x = [f"{row.x:,g}"] if _own_axis(experiment) else []
-    images = {"training images": f"{row.x:,g}"} if experiment.axis == "training images" else {}
-    return [row.method, *x, *(described(row) | images).values(), f"{len(row.details)} of {row.planned}"]
 
 
 def _of_paper(experiment: Experiment, panel: str) -> str:
@@ -157,34 +143,25 @@ def trained_table(cells: Sequence[Cell], rows: Sequence[Row]) -> Table:
     lines: dict[tuple[str, ...], list[tuple[Run, Cell]]] = {}
     for cell in cells:
         for run in cell.runs:
-            names = (cell.panel, run.source, network_of(run), f"{run.train_size or 'all'}")
-            lines.setdefault(names, []).append((run, cell))
+            kind = (cell.panel, run.source, network_of(run), f"{run.train_size or 'all'}")
+            lines.setdefault(kind, []).append((run, cell))
     seconds = {
         detail.folder: (detail.train_seconds, detail.own.prediction_seconds)
         for row in rows for detail in row.details
     }  # fmt: skip
     table = []
-    for names, members in lines.items():
+    for kind, members in lines.items():
         runs = [run for run, _ in members]
-        length = " / ".join(
-            dict.fromkeys(f"{run.steps} steps" if run.steps else f"{run.epochs:g} epochs" for run in runs)
-        )
-        table.append(
-            (names, [
-                (length, f"batches of {' / '.join(dict.fromkeys(str(run.batch_size) for run in runs))}"),
-                (", ".join(map(str, sorted({run.seed for run in runs}))), ""),
-                (" / ".join(dict.fromkeys(str(passes(run, cell.samples)) for run, cell in members)), ""),
-                (str(len(set(runs))), ""),
-            ])
-        )  # fmt: skip
+        length = _joined(f"{run.steps} steps" if run.steps else f"{run.epochs:g} epochs" for run in runs)
+        seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+        shown = [length, seeds, _joined(str(passes(run, cell.samples)) for run, cell in members), str(len(set(runs)))]
+        batches = f"batches of {_joined(str(run.batch_size) for run in runs)}"
+        table.append((kind, list(zip(shown, (batches, "", "", ""), strict=True))))
     whole = sum(train for train, _ in seconds.values())
     predicting = sum(predict or 0.0 for _, predict in seconds.values())
-    caption = (
-        f"What was trained: {len(seconds)} runs, {_time(whole)} of training and {_time(predicting)} of prediction."
-    )
-    return Table(
-        caption, ["panel", "images", "network", "training images"], ["length", "seeds", "passes", "runs"], table
-    )
+    took = f"{_time(whole)} of training and {_time(predicting)} of prediction"
+    names, columns = ["panel", "images", "network", "training images"], ["length", "seeds", "passes", "runs"]
+    return Table(f"What was trained: {len(seconds)} runs, {took}.", names, columns, table)
 
 
 def _time(seconds: float) -> str:
@@ -199,10 +176,11 @@ def _time(seconds: float) -> str:
 
 def judged_card(verdict: Verdict) -> Judged:
     """A verdict as the page shows it."""
-    state = SAYS.get(verdict.state, verdict.state)
-    return Judged(
-        verdict.claim, verdict.state, state, verdict.summary, _tally(verdict), [_line(part) for part in verdict.parts]
-    )
+    state, lines = SAYS.get(verdict.state, verdict.state), []
+    for part in verdict.parts:
+        interval = "–" if part.interval is None else " … ".join(map(decimal, part.interval))
+        lines.append((part.what, decimal(part.difference), interval, part.state))
+    return Judged(verdict.claim, verdict.state, state, verdict.summary, _tally(verdict), lines)
 
 
 def _tally(verdict: Verdict) -> Tally:
@@ -218,12 +196,6 @@ def _tally(verdict: Verdict) -> Tally:
         return [(state, count[state], str(count[state])) for state in STATES if count[state]]
 
     return Tally([NAMES[metric] for metric in metrics], [(p, [cell(p, m) for m in metrics]) for p in panels])
-
-
-def _line(part: Part) -> tuple[str, str, str, str]:
-    ends = part.interval
-    interval = "–" if ends is None else f"{decimal(ends[0])} … {decimal(ends[1])}"
-    return part.what, decimal(part.difference), interval, part.state
 
 
 def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Json]:

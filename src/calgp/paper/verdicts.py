@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -161,12 +161,10 @@ class Verdict:
 def lower(claim: str, better: Iterable[str], worse: Iterable[str], metrics: Sequence[str] = PAPER) -> Judge:
     """Every method of `better` has lower numbers than every one of `worse`, wherever both were run."""
 
-    def judge(rows: Rows) -> Verdict:
-        pairs = [(a, b) for a in rows for b in rows if a.method in better and b.method in worse and _same_cell(a, b)]
-        return Verdict(claim, tuple(part for a, b in pairs for m in metrics for part in _less(a, b, m)))
-
     better, worse = tuple(better), tuple(worse)
-    return judge
+    return _judge(
+        claim, lambda rows: (part for a, b in _pairs(rows, better, worse) for m in metrics for part in _less(a, b, m))
+    )
 
 
 def where(chosen: Callable[[Row], bool], judge: Judge) -> Judge:
@@ -177,16 +175,10 @@ def where(chosen: Callable[[Row], bool], judge: Judge) -> Judge:
 def alike(claim: str, first: str, second: str, metrics: Sequence[str] = PAPER, share: float = ALIKE) -> Judge:
     """Two methods differ by little, wherever both were run: the whole interval lies within what counts as alike."""
 
-    def judge(rows: Rows) -> Verdict:
-        pairs = [(a, b) for a in rows for b in rows if a.method == first and b.method == second and _same_cell(a, b)]
-        return Verdict(claim, tuple(part for a, b in pairs for m in metrics for part in _near(a, b, m, share)))
-
-    return judge
-
-
-def signed(claim: str, method: str, metric: str, sign: Literal[-1, 1]) -> Judge:
-    """A number of a method is above (or below) 0 wherever it was run."""
-    return _bounded(claim, (method,), metric, 0.0, "above" if sign > 0 else "below")
+    return _judge(
+        claim,
+        lambda rows: (p for a, b in _pairs(rows, (first,), (second,)) for m in metrics for p in _near(a, b, m, share)),
+    )
 
 
 def below(claim: str, methods: Iterable[str], metric: str, bound: float) -> Judge:
@@ -200,60 +192,52 @@ def above(claim: str, methods: Iterable[str], metric: str, bound: float) -> Judg
 
 
 def _bounded(claim: str, methods: Iterable[str], metric: str, bound: float, side: Side) -> Judge:
-    def judge(rows: Rows) -> Verdict:
-        parts = []
+    def parts(rows: Rows) -> Iterator[Part]:
         for row in rows:
             if row.method in methods and (found := row.estimate(metric)) is not None:
                 name = "confidence − accuracy" if metric == "gap" else metric.upper()
                 what = f"{row.label}: {name}" + (f" − {bound:g}" if bound else "")
                 moved = replace(found, value=found.value - bound)
-                parts.append(Part(what, row.panel, metric, moved, side, (row,), (metric,), offset=bound))
-        return Verdict(claim, tuple(parts))
+                yield Part(what, row.panel, metric, moved, side, (row,), (metric,), offset=bound)
 
     methods = tuple(methods)
-    return judge
+    return _judge(claim, parts)
 
 
 def trend(claim: str, metric: str, sign: Literal[-1, 1]) -> Judge:
     """From the least to the largest x of each panel a number falls (−1) or rises (1)."""
 
-    def judge(rows: Rows) -> Verdict:
-        parts: list[Part] = []
+    def parts(rows: Rows) -> Iterator[Part]:
         for key in dict.fromkeys((row.method, row.panel) for row in rows):
-            line = sorted(
-                (row for row in rows if (row.method, row.panel) == key and row.values and row.x is not None),
-                key=lambda row: row.x or 0,
-            )
+            own = (row for row in rows if (row.method, row.panel) == key and row.values and row.x is not None)
+            line = sorted(own, key=lambda row: row.x or 0)
             if len(line) > 1:
-                parts += _less(line[-1], line[0], metric) if sign < 0 else _less(line[0], line[-1], metric)
-        return Verdict(claim, tuple(parts))
+                yield from _less(line[-1], line[0], metric) if sign < 0 else _less(line[0], line[-1], metric)
 
-    return judge
+    return _judge(claim, parts)
 
 
 def between_panels(claim: str, method: str, metric: str, *, less: str, more: str) -> Judge:
     """A number of a method is lower in one panel than in another."""
 
-    def judge(rows: Rows) -> Verdict:
+    def parts(rows: Rows) -> Iterator[Part]:
         low, high = ([row for row in rows if (row.method, row.panel) == (method, panel)] for panel in (less, more))
-        return Verdict(claim, tuple(part for a in low for b in high if a.x == b.x for part in _less(a, b, metric)))
+        return (part for a in low for b in high if a.x == b.x for part in _less(a, b, metric))
 
-    return judge
+    return _judge(claim, parts)
 
 
 def exceeds(claim: str, methods: Iterable[str], more: str, less: str) -> Judge:
     """Within a row one number is above another, seed by seed (entropy outside above entropy inside)."""
 
-    def judge(rows: Rows) -> Verdict:
-        parts = []
+    def parts(rows: Rows) -> Iterator[Part]:
         for row in rows:
             if row.method in methods and (found := within_row(row, less, more)) is not None:
                 what = f"{row.label}: {less.replace('_', ' ')} − {more.replace('_', ' ')}"
-                parts.append(Part(what, row.panel, more, found, "below", (row,), (less, more)))
-        return Verdict(claim, tuple(parts))
+                yield Part(what, row.panel, more, found, "below", (row,), (less, more))
 
     methods = tuple(methods)
-    return judge
+    return _judge(claim, parts)
 
 
 def within_row(row: Row, first: str, second: str) -> Estimate | None:
@@ -268,11 +252,21 @@ def within_row(row: Row, first: str, second: str) -> Estimate | None:
 def on(panels: Iterable[str], judge: Judge) -> Judge:
     """The same claim on some panels alone."""
     panels = tuple(panels)
-    return lambda rows: judge([row for row in rows if row.panel in panels])
+    return where(lambda row: row.panel in panels, judge)
 
 
-def _same_cell(a: Row, b: Row) -> bool:
-    return (a.panel, a.x) == (b.panel, b.x)
+def _judge(claim: str, parts: Callable[[Rows], Iterable[Part]]) -> Judge:
+    return lambda rows: Verdict(claim, tuple(parts(rows)))
+
+
+def _pairs(rows: Rows, first: Sequence[str], second: Sequence[str]) -> list[tuple[Row, Row]]:
+    """A row of the first methods with one of the second in the same cell."""
+    return [
+        (a, b)
+        for a in rows
+        for b in rows
+        if a.method in first and b.method in second and (a.panel, a.x) == (b.panel, b.x)
+    ]
 
 
 def _less(a: Row, b: Row, metric: str) -> list[Part]:

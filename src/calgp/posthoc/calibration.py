@@ -16,7 +16,7 @@ tensor([0.5300, 0.5300, 0.5300, 0.5300])
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.json_values import Json
+from calgp.posthoc.checks import check_labels, normalised
 
 LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
@@ -95,21 +96,20 @@ class Temperature(Calibrator):
         log_p, y = _held_out(log_probs, y)
 
         def slope(beta: float) -> float:
-            return _slope(beta, log_p, y) + (beta - 1) / (len(y) * spread**2)
+            # d/dβ of −mean log p^β_y: the mean of E_{p^β}[log p̄] − log p̄_y, which grows with β; and of the prior
+            expected = ((beta * log_p).softmax(1) * log_p).sum(1)
+            found = (expected - log_p.gather(1, y[:, None]).squeeze(1)).mean().item()
+            return found + (beta - 1) / (len(y) * spread**2)
 
         uniform = (log_p.amax(1) - log_p.amin(1)).amax() < 1e-6  # whatever the temperature
         if uniform or log_p.gather(1, y[:, None]).equal(log_p.amax(1, keepdim=True)):
             return cls(UNTOLD_T)
-        low, high = math.log(LOWEST_T), math.log(HIGHEST_T)
         if slope(1 / LOWEST_T) <= 0:
             return cls(LOWEST_T)
         if slope(1 / HIGHEST_T) >= 0:
             return cls(HIGHEST_T)
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            # a positive slope in β: too sharp, T must be larger
-            low, high = (middle, high) if slope(math.exp(-middle)) > 0 else (low, middle)
-        return cls(math.exp((low + high) / 2))
+        # a positive slope in β: too sharp, T must be larger
+        return cls(bisect(math.log(LOWEST_T), math.log(HIGHEST_T), lambda log_t: slope(math.exp(-log_t)) > 0))
 
     def transform(self, log_p: Tensor) -> Tensor:
         return (log_p / self.temperature).log_softmax(-1)
@@ -126,10 +126,16 @@ class Temperature(Calibrator):
         return reasons.get(self.temperature)
 
 
-def _slope(beta: float, log_p: Tensor, y: Tensor) -> float:
-    """d/dβ of −mean log p^β_y: the mean of E_{p^β}[log p̄] − log p̄_y, which grows with β."""
-    expected = ((beta * log_p).softmax(1) * log_p).sum(1)
-    return (expected - log_p.gather(1, y[:, None]).squeeze(1)).mean().item()
+def bisect(low: float, high: float, is_below: Callable[[float], bool]) -> float:
+    """e^x for the x in [low, high] up to which `is_below` holds, as exact as a float64.
+
+    >>> round(bisect(0.0, 3.0, lambda x: math.exp(x) < 5), 9)
+    5.0
+    """
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return math.exp((low + high) / 2)
 
 
 @dataclass(frozen=True)
@@ -348,24 +354,12 @@ def _held_out(log_probs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if log_probs.dim() != 2 or min(log_probs.shape) < 1 or y.shape != log_probs.shape[:1]:
         shapes = f"{list(log_probs.shape)} and {list(y.shape)}"
         raise CalgpError(f"A calibrator is fitted on log-probabilities [N, Q] and labels [N], not on {shapes}.")
-    low, high = y.aminmax()
-    if low < 0 or high >= log_probs.shape[1]:
-        raise CalgpError(f"Labels must lie in 0 … {log_probs.shape[1] - 1}; these run from {int(low)} to {int(high)}.")
+    check_labels(y, log_probs.shape[1])
     return _checked(log_probs, log_probs.shape[1]), y.long()
 
 
 def _checked(log_probs: Tensor, classes: int | None) -> Tensor:
     """Log-probabilities in float64, of as many classes as the calibrator knows (None: any)."""
-    if classes is None:
-        return _finite(log_probs)
-    if log_probs.dim() != 2 or log_probs.shape[1] != classes:
+    if classes is not None and (log_probs.dim() != 2 or log_probs.shape[1] != classes):
         raise CalgpError(f"The calibrator is for [N, {classes}] log-probabilities, not for {list(log_probs.shape)}.")
-    return _finite(log_probs)
-
-
-def _finite(log_probs: Tensor) -> Tensor:
-    log_p = log_probs.detach().double()
-    total = log_p.logsumexp(-1)
-    if not (total.abs() < 1e-2).all():  # half precision is 10⁻³ off
-        raise CalgpError("Rows must be log-probabilities that sum to one; take log_softmax of logits first.")
-    return log_p.clamp_min(LOWEST)
+    return normalised(log_probs).clamp_min(LOWEST)

@@ -1,6 +1,7 @@
 """Outlier scores that read features: class-conditional density, of their direction too, and nearest neighbours."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,16 +20,9 @@ JITTERS = (0.0, 1e-9, 1e-7, 1e-5, 1e-3)  # relative to the mean variance
 
 
 @dataclass(frozen=True, eq=False)
-class Density(OutlierScore):
-    """−log Σ_c π_c N(z; μ_c, Σ): class-conditional Gaussians with one covariance for all classes.
+class ClassGaussians(OutlierScore, ABC):
+    """−log Σ_c π_c N(z; μ_c, Σ): class-conditional Gaussians with one covariance for all classes."""
 
-    It is the density of linear discriminant analysis (Lee et al. 2018 take its nearest Mahalanobis distance, Mukhoti et
-    al. 2023, DDU, the density). Features are standardised, and their covariance within classes is shrunk towards the
-    mean variance by the amount of Ledoit & Wolf (2004): of many rows almost nothing, and enough of a few.
-    """
-
-    name = "density"
-    summary = "minus the log density of the features: a Gaussian for each class, one covariance"
     reads_features, reads_predictive = True, False
 
     whiten: Float[Tensor, "d d"]  # A with (z − m) A white within classes
@@ -37,6 +31,44 @@ class Density(OutlierScore):
     log_prior: Float[Tensor, "C"]
     log_volume: float  # −log |det A|
     shrinkage: float
+
+    @staticmethod
+    @abstractmethod
+    def read(features: Float[Tensor, "N ..."]) -> Float[Tensor, "N d"]:
+        """What of the features is Gaussian: z."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """How many features are read."""
+
+    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
+        def of_part(part: Tensor) -> Tensor:
+            return self._score(torch.cdist((self.read(part) - self.centre) @ self.whiten, self.means).square())
+
+        return _in_parts(of_part, _rows(features, self.width, self.name), len(self.means))
+
+    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
+        z = (self.read(features.double()) - self.centre) @ self.whiten
+        squared = z.square().sum(1, keepdim=True) + self.means.square().sum(1) - 2 * z @ self.means.mT
+        return self._score(squared.clamp_min(0))
+
+    def _score(self, squared: Float[Tensor, "N C"]) -> Float[Tensor, "N"]:
+        """Of squared distances to the means."""
+        constant = self.log_volume + len(self.centre) / 2 * math.log(2 * math.pi)
+        return constant - (self.log_prior - squared / 2).logsumexp(1)
+
+
+class Density(ClassGaussians):
+    """The density of linear discriminant analysis: each class a Gaussian, with one covariance for all.
+
+    (Lee et al. 2018 take its nearest Mahalanobis distance, Mukhoti et al. 2023, DDU, the density.) Features are
+    standardised, and their covariance within classes is shrunk towards the mean variance by the amount of Ledoit & Wolf
+    (2004): of many rows almost nothing, and enough of a few.
+    """
+
+    name = "density"
+    summary = "minus the log density of the features: a Gaussian for each class, one covariance"
 
     @classmethod
     def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, shrinkage: float | None = None) -> "Density":
@@ -66,26 +98,16 @@ class Density(OutlierScore):
         whitened = (whiten / scale[:, None]).contiguous()
         return cls(whitened, centre, (means @ whiten).contiguous(), prior, volume, float(shrinkage))
 
-    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
-        return _in_parts(self.of_rows, _rows(features, len(self.centre), self.name), len(self.means))
+    @staticmethod
+    def read(features: Tensor) -> Tensor:
+        return features
 
-    def of_rows(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N"]:
-        """Of a few rows in double precision."""
-        return self._score(torch.cdist((z - self.centre) @ self.whiten, self.means).square())
-
-    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
-        z = (features.double() - self.centre) @ self.whiten
-        squared = z.square().sum(1, keepdim=True) + self.means.square().sum(1) - 2 * z @ self.means.mT
-        return self._score(squared.clamp_min(0))
-
-    def _score(self, squared: Float[Tensor, "N C"]) -> Float[Tensor, "N"]:
-        """Of squared distances to the means."""
-        constant = self.log_volume + len(self.centre) / 2 * math.log(2 * math.pi)
-        return constant - (self.log_prior - squared / 2).logsumexp(1)
+    @property
+    def width(self) -> int:
+        return len(self.centre)
 
 
-@dataclass(frozen=True, eq=False)
-class Direction(OutlierScore):
+class Direction(ClassGaussians):
     """The density of direction and log length, (z/‖z‖, log ‖z‖), class by class as in `Density`.
 
     Networks give longer features to images that they are sure of. A Gaussian of the features themselves takes short
@@ -94,14 +116,6 @@ class Direction(OutlierScore):
 
     name = "direction"
     summary = "minus the log density of the direction of the features and of their log length"
-    reads_features, reads_predictive = True, False
-
-    whiten: Float[Tensor, "e e"]  # those of Density; e = d + 1
-    centre: Float[Tensor, "e"]
-    means: Float[Tensor, "C e"]
-    log_prior: Float[Tensor, "C"]
-    log_volume: float
-    shrinkage: float
 
     @classmethod
     def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, most: int = MOST_DIRECTIONS) -> "Direction":
@@ -110,15 +124,16 @@ class Direction(OutlierScore):
         if len(z) > most:
             drawn = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))[:most].sort().values
             z, y = z[drawn], y[drawn]
-        return cls(**vars(Density.fit(_direction(z), y)))
+        return cls(**vars(Density.fit(cls.read(z), y)))
 
-    def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
-        density = Density(**vars(self))
-        rows = _rows(features, len(self.centre) - 1, self.name)
-        return _in_parts(lambda z: density.of_rows(_direction(z)), rows, len(self.means))
+    @staticmethod
+    def read(features: Tensor) -> Tensor:
+        length = features.square().sum(1, keepdim=True).sqrt().clamp_min(NO_LENGTH)
+        return torch.cat([features / length, length.log()], 1)
 
-    def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
-        return Density(**vars(self)).elementary(_direction(features.double()), predictive)
+    @property
+    def width(self) -> int:
+        return len(self.centre) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +206,6 @@ def _standard(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unit(z: Tensor) -> Tensor:
     return z / z.norm(dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-
-
-def _direction(z: Float[Tensor, "N d"]) -> Float[Tensor, "N d+1"]:
-    length = z.square().sum(1, keepdim=True).sqrt().clamp_min(NO_LENGTH)
-    return torch.cat([z / length, length.log()], 1)
 
 
 def _pairs(z: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

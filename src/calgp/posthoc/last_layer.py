@@ -17,12 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from calgp.errors import CalgpError, name_error
-from calgp.posthoc.calibration import Temperature
+from calgp.posthoc.calibration import Temperature, bisect
 
 MOST_FULL = 3000  # parameters of a layer whose full covariance takes seconds
 NUMBERS = 2**24  # that are handled at a time
 GRID = torch.logspace(-8, 8, 161, dtype=torch.float64)  # of prior precisions
-HALVINGS = 60
 TRUSTS = (0.0, *(10 ** (place / 4) for place in range(-12, 9)))  # shares of the variance that may be believed
 MOST_TRIED = 4_000_000  # logits on which shares are compared
 Structure = Literal["full", "kronecker"]
@@ -197,12 +196,12 @@ def best_precision(eigenvalues: Float[Tensor, "P"], squared: float) -> float:
     """
     best = int(torch.stack([torch.tensor(_evidence(eigenvalues, squared, tau)) for tau in GRID.tolist()]).argmax())
     low, high = (GRID[min(max(place, 0), len(GRID) - 1)].log().item() for place in (best - 1, best + 1))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        tau = math.exp(middle)
-        rising = (eigenvalues / (eigenvalues + tau)).sum().item() > tau * squared
-        low, high = (middle, high) if rising else (low, middle)
-    return math.exp((low + high) / 2)
+
+    def is_rising(log_tau: float) -> bool:
+        tau = math.exp(log_tau)
+        return (eigenvalues / (eigenvalues + tau)).sum().item() > tau * squared
+
+    return bisect(low, high, is_rising)
 
 
 def _evidence(eigenvalues: Tensor, squared: float, precision: float) -> float:

@@ -1,24 +1,15 @@
 """What an evaluation says in words: how good the run is, what is wrong with it, and what to do about it."""
 
-import math
 import shlex
 from collections.abc import Sequence
 
 from calgp.runs.card import Card
 from calgp.runs.results import Evaluation
 
-from .words import THIN, count, percent
+from .words import THIN, confidence_gap, count, percent, too_sure
 
 FEW = 200  # images: with fewer, scores are hardly known
 COMMON = 3  # images: a confusion that happens less often is no pattern
-
-
-def confidence_gap(found: Evaluation) -> float | None:
-    """Mean confidence less accuracy, where it is further from 0 than chance allows (95 %)."""
-    scores = found.own.scores
-    accuracy = 1 - scores.err
-    gap, chance = scores.confidence - accuracy, 1.96 * math.sqrt(accuracy * (1 - accuracy) / scores.n)
-    return gap if abs(gap) > chance else None
 
 
 def advice(found: Evaluation, card: Card, run: str) -> list[str]:
@@ -28,7 +19,7 @@ def advice(found: Evaluation, card: Card, run: str) -> list[str]:
     """
     if found.outside:
         return []
-    gap = confidence_gap(found)
+    gap = confidence_gap(found.own.scores)
     sentences = [] if gap is None else [_about_confidence(gap, found, card, run)]
     if found.confusion is not None and (mistakes := found.confusion.mistakes()) and mistakes[0][2] >= COMMON:
         y, label, n = mistakes[0]
@@ -47,8 +38,7 @@ def advice(found: Evaluation, card: Card, run: str) -> list[str]:
 
 
 def _about_confidence(gap: float, found: Evaluation, card: Card, run: str) -> str:
-    kind, points = "Over" if gap > 0 else "Under", f"{abs(100 * gap):.1f} points"
-    said = f"{kind}-confident by {points} on average."
+    said = f"{too_sure(gap).capitalize()} on average."
     if found.corruption is not None or found.source != card.run.source:
         return f"{said} These images are not those that it was trained for: check that they show the same classes."
     if found.calibrator is not None:

@@ -11,13 +11,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from calgp.runs.results import HoldoutRecord, LogRecord, Reliability, TrainRecord
 
+from . import words
 from .svg import INK, PALETTE, SMALL, WIDTH, canvas, drawing, hide_axis, plain, rendered, set_css_class
 
 OVER, UNDER = PALETTE[5], PALETTE[4]  # more confident than right; less confident than right
 RIGHT, WRONG = PALETTE[0], PALETTE[5]
 INSIDE, OUTSIDE = PALETTE[0], PALETTE[1]
 Limits = tuple[float, float]
-Corner = Literal["lower right", "upper right"]
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.3g} %")
 
 
@@ -52,7 +52,7 @@ def reliability(bins: Reliability, *, ece: float, mce: float, colour: str = PALE
         axes.set_ylabel("share that is right")
         lines = (f"ECE {ece:.4f}", f"MCE {mce:.4f}", f"n = {sum(bins.count):,}")
         axes.text(0.025, 0.985, "\n".join(lines), transform=axes.transAxes, va="top", linespacing=1.45)
-        _legend(axes, [label for label in ("over-confident", "under-confident") if label in _labels(axes)])
+        _legend(axes, "lower right")
         _draw_counts(counts, bins, colour)
         counts.set(xlabel="confidence", ylabel="images")
         title = f"Reliability diagram of {sum(bins.count):,} predictions: expected calibration error {ece:.4f}."
@@ -83,7 +83,7 @@ def confidence_histogram(confidence: Sequence[float], correct: Sequence[bool], *
                 axes.hist(values, edges, color=colour, alpha=0.75)
                 axes.axvline(fmean(values), color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
             mean = f", {100 * fmean(values):.1f} % sure on average" if values else ""
-            axes.set_title(f"{name}: {_images(len(values))}{mean}", loc="left", size=12)
+            axes.set_title(f"{name}: {words.count(len(values), 'image')}{mean}", loc="left", size=12)
             axes.set(xlim=(0, 1), ylabel="images")
             axes.set_ylim(0, axes.get_ylim()[1] if values else 1)
             axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -112,19 +112,16 @@ def entropies(
         for values, name, colour in ((inside, names[0], INSIDE), (outside, names[1], OUTSIDE)):
             values = [min(max(value, 0.0), most) for value in values]
             mean = fmean(values)
-            label = f"{plain(name, 30)}: {_images(len(values))}, mean {mean:.2f}"
+            label = f"{plain(name, 30)}: {words.count(len(values), 'image')}, mean {mean:.2f}"
             weights = [1 / len(values)] * len(values)
             shares, _, _ = axes.hist(values, edges, weights=weights, color=colour, alpha=0.35)
             axes.hist(values, edges, weights=weights, histtype="step", color=colour, linewidth=1.8, label=label)
             set_css_class(axes.axvline(mean, color=colour, linestyle=(0, (4, 2)), linewidth=1.6), "mean")
             top = max(top, float(max(shares)))
         _root_scale(axes, top)
-        handles, labels = axes.get_legend_handles_labels()
         heading = None if auroc is None else f"AUROC {auroc[0]:.3f} ({auroc[1][0]:.3f} – {auroc[1][1]:.3f})"
         bold = {"weight": "bold", "size": 12}
-        figure.legend(
-            handles, labels, loc="outside upper left", title=heading, alignment="left", title_fontproperties=bold
-        )
+        figure.legend(loc="outside upper left", title=heading, alignment="left", title_fontproperties=bold)
         axes.set(xlim=(0, most), xlabel=f"entropy in nats, at most log {classes} = {most:.2f}")
         return rendered(figure, f"Entropy of predictions on {names[0]} (inside) and {names[1]} (outside).")
 
@@ -179,8 +176,7 @@ def risk_coverage(
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", alignment="left")
+        figure.legend(loc="outside upper left", alignment="left")
         return rendered(figure, f"Risk and coverage: {', '.join(f'{c.name} AURC {c.aurc:.3g}' for c in curves)}.")
 
 
@@ -243,7 +239,7 @@ def training(log: Sequence[LogRecord]) -> str:
         panels[-1].set_xlabel("step")
         panels[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
         figure.align_ylabels(panels)
-        _legend(panels[0], _labels(panels[0]), loc="upper right")
+        _legend(panels[0], "upper right")
         return rendered(figure, "Training: negative log-likelihood, KL and learning rate by step.")
 
 
@@ -342,17 +338,9 @@ def _root_scale(axes: Axes, top: float) -> None:
     axes.yaxis.set_major_formatter(PERCENT)
 
 
-def _labels(axes: Axes) -> list[str]:
-    return axes.get_legend_handles_labels()[1]
-
-
-def _legend(axes: Axes, wanted: Sequence[str], loc: Corner = "lower right") -> None:
+def _legend(axes: Axes, loc: Literal["lower right", "upper right"]) -> None:
     """A legend with each label once."""
     handles, labels = axes.get_legend_handles_labels()
-    unique = {label: handle for label, handle in zip(labels, handles, strict=True) if label in wanted}
+    unique = dict(zip(labels, handles, strict=True))
     if unique:
         axes.legend(list(unique.values()), list(unique), loc=loc)
-
-
-def _images(n: int) -> str:
-    return f"{n:,} image" if n == 1 else f"{n:,} images"

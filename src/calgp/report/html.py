@@ -1,7 +1,8 @@
 """One self-contained HTML file about one or more runs: nothing is fetched, nothing is executed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 from calgp.errors import CalgpError
@@ -11,7 +12,7 @@ from calgp.runs.writing import wrap_os_errors, write_whole
 from . import figures
 from .metric_names import METRICS, PAPER
 from .page import render_page
-from .run_section import InsideSection, Result, RunSection, results, run_section
+from .run_section import InsideSection, RunSection, results, run_section
 from .svg import PALETTE
 from .words import interval, nats
 
@@ -32,10 +33,16 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
     if not folders:
         raise CalgpError("A report needs at least one run folder, such as runs/mnist.")
     found = [result for folder in folders for result in results(folder)]
-    colours = _colours([result.title for result in found])
+    titles = [result.title for result in found]
+    colours = dict(zip(dict.fromkeys(titles), cycle(PALETTE), strict=False))  # of a method, the same in all figures
     runs = [
-        run_section(result, label, colour, directory)
-        for result, label, colour in zip(found, _labels(found), colours, strict=True)
+        run_section(
+            result,
+            f"{title} ({result.folder.name})" if titles.count(title) > 1 else title,
+            colours[title],
+            directory,
+        )
+        for result, title in zip(found, titles, strict=True)
     ]
     page = render_page("report.html", runs=runs, comparison=_comparison(runs))
     out = Path(out)
@@ -43,18 +50,6 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, page.encode("utf-8", "replace"))
     return out
-
-
-def _labels(results: Sequence[Result]) -> list[str]:
-    """Titles; where two runs share one, the folder's name tells them apart."""
-    names = [result.title for result in results]
-    return [f"{r.title} ({r.folder.name})" if names.count(r.title) > 1 else r.title for r in results]
-
-
-def _colours(methods: Sequence[str]) -> list[str]:
-    """A colour for each method, the same in all figures of a page."""
-    order = list(dict.fromkeys(methods))
-    return [PALETTE[order.index(method) % len(PALETTE)] for method in methods]
 
 
 @dataclass(frozen=True)
@@ -67,23 +62,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class ComparedRow:
-    """A run in the table of runs; a cell is None where it was not evaluated."""
-
-    label: str
-    colour: str
-    source: str
-    n: str
-    cells: list[Cell | None]
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """Several runs side by side: a table, small reliability diagrams, dots."""
+    """Several runs side by side: a table, small reliability diagrams, dots; a cell is None where nothing is known."""
 
     columns: list[str]
-    rows: list[ComparedRow]
-    sources: int
+    rows: list[tuple[RunSection, InsideSection, tuple[Cell | None, ...]]]
     small: list[tuple[str, str]]
     dots: list[str]
 
@@ -93,51 +76,33 @@ def _comparison(runs: Sequence[RunSection]) -> Comparison | None:
     rows = [(run, run.inside[0]) for run in runs if run.inside]
     if len(rows) < 2:
         return None
-    best = {key: min(getattr(scored.values, key) for _, scored in rows) for key in PAPER}
-    sources = sorted({out.source for run, _ in rows for out in run.outside if out.auroc})
+    columns: dict[str, list[Cell | None]] = {}
+    dots = []
+    for key in PAPER:
+        name, form, _ = METRICS[key]
+        found = [(getattr(o.scores, key), getattr(o.intervals, key)) for o in (each.found.own for _, each in rows)]
+        columns[name] = _cells(found, form, best=min(value for value, _ in found))
+        shown = [figures.Dot(run.label, *pair, run.colour) for (run, _), pair in zip(rows, found, strict=True)]
+        dots.append(figures.dots(name, shown, unit="%" if key == "err" else ""))
+    outside = [{out.found.source: dict(out.ood)["entropy"].auroc for out in run.outside if out.ood} for run, _ in rows]
+    for source in sorted({source for own in outside for source in own}):  # entropy separates it; more is better
+        pairs = [(own[source].value, own[source].interval) if source in own else None for own in outside]
+        columns[f"AUROC, {source}"] = _cells(pairs, nats, best=max(pair[0] for pair in pairs if pair))
+    own = [(run, each.found.own) for run, each in rows]
     return Comparison(
-        columns=[METRICS[key][0] for key in PAPER] + [f"AUROC, {source}" for source in sources],
-        rows=[
-            ComparedRow(
-                run.label, run.colour, scored.source, scored.n,
-                [*(_cell(scored, key, best[key]) for key in PAPER), *_auroc_cells([r for r, _ in rows], run, sources)],
-            )
-            for run, scored in rows
-        ],
-        sources=len({scored.source for _, scored in rows}),
+        list(columns),
+        [(*row, cells) for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True)],
         small=[
             (run.label, figures.reliability_small(
-                scored.bins, label=run.label, ece=scored.values.ece, colour=run.colour
+                o.reliability, label=run.label, ece=o.scores.ece, colour=run.colour
             ))
-            for run, scored in rows
+            for run, o in own
         ],
-        dots=[
-            figures.dots(
-                METRICS[key][0],
-                [
-                    figures.Dot(run.label, getattr(scored.values, key), getattr(scored.intervals, key), run.colour)
-                    for run, scored in rows
-                ],
-                unit="%" if key == "err" else "",
-            )
-            for key in PAPER
-        ],
+        dots=dots,
     )  # fmt: skip
 
 
-def _cell(scored: InsideSection, key: str, best: float) -> Cell:
-    _, form, _ = METRICS[key]
-    value = getattr(scored.values, key)
-    return Cell(form(value), interval(getattr(scored.intervals, key), form), value == best)
-
-
-def _auroc_cells(runs: Sequence[RunSection], run: RunSection, sources: Sequence[str]) -> list[Cell | None]:
-    """How well entropy separates each outside source from the inside; more is better."""
-    found = [{out.source: out.auroc for out in each.outside if out.auroc} for each in runs]
-    own = {out.source: out.auroc for out in run.outside if out.auroc}
-    cells: list[Cell | None] = []
-    for source in sources:
-        best = max(each[source].value for each in found if source in each)
-        auroc = own.get(source)
-        cells.append(auroc and Cell(nats(auroc.value), interval(auroc.interval, nats), auroc.value == best))
-    return cells
+def _cells(
+    pairs: Sequence[tuple[float, Sequence[float]] | None], form: Callable[[float], str], *, best: float
+) -> list[Cell | None]:
+    return [pair and Cell(form(pair[0]), interval(pair[1], form), pair[0] == best) for pair in pairs]

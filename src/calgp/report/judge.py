@@ -7,26 +7,22 @@ from calgp.metrics import Difference
 from calgp.runs.predictions_file import Judgement
 
 from . import figures
-from .experiment import Table
-from .metric_names import METRICS, PAPER, VARIANTS
-from .page import render_page
+from .metric_names import METRICS, PAPER
+from .page import Table, render_page
+from .run_section import ScoreRow, score_rows
 from .svg import PALETTE
-from .words import count, decimal, interval, summary
-
-CERTAIN = 0.9  # a confidence that counts as certain
+from .words import certain, decimal, summary
 
 
 @dataclass(frozen=True)
 class Section:
     """One set of predictions."""
 
-    name: str
+    found: Judgement
     summary: str
-    tiles: list[tuple[str, str, str]]
+    tiles: list[ScoreRow]
     reliability: str
     confidence: str
-    variants: list[tuple[str, str]]
-    notes: Sequence[str]
 
 
 def judge_page(
@@ -39,29 +35,13 @@ def judge_page(
 
 
 def _section(found: Judgement, colour: str) -> Section:
-    own, outcomes = found.own, found.outcomes
-    certain = outcomes.confidence >= CERTAIN
-    sure = (
-        (
-            int(certain.sum()),
-            outcomes.confidence[certain].mean().item(),
-            outcomes.correct[certain].double().mean().item(),
-        )
-        if certain.any()
-        else None
-    )
-    tiles = []
-    for key in PAPER:
-        name, form, _ = METRICS[key]
-        tiles.append((name, form(getattr(own.scores, key)), interval(getattr(own.intervals, key), form)))
+    own, confidence, correct = found.own, found.outcomes.confidence, found.outcomes.correct
     return Section(
-        found.name,
-        summary(own.scores, sure).replace("test image", "row").replace("image", "row"),
-        tiles,
+        found,
+        summary(own.scores, certain(confidence, correct)).replace("test image", "row").replace("image", "row"),
+        score_rows(own.scores, own.intervals, {})[: len(PAPER)],
         figures.reliability(own.reliability, ece=own.scores.ece, mce=own.scores.mce, colour=colour),
-        figures.confidence_histogram(outcomes.confidence.tolist(), outcomes.correct.tolist()),
-        [(VARIANTS[name], decimal(value)) for name, value in own.ece_variants.items()],
-        [f"{count(found.n, 'row')}, {found.classes} classes. AURC by confidence: {found.aurc:.3g}.", *found.notes],
+        figures.confidence_histogram(confidence.tolist(), correct.tolist()),
     )
 
 

@@ -18,6 +18,7 @@ METRICS = {  # name in scores-*.json: name in the paper, how to write it, what i
         "Mean uncertainty of the predictions, in nats. Neither high nor low is better by itself.",
     ),
 }
+MOST_CLASSES = 30  # of a confusion matrix that is shown
 PAPER = ("err", "mnll", "ece", "brier")
 VARIANTS = {
     "paper": "The paper's text: midpoint of the bin for its confidence, 20 bins",
@@ -44,4 +45,10 @@ SCORED_BY = {  # outlier scores, in the order of a table
     "neighbours": "nearest neighbours",
     "variance": "variance",
     "network_confidence": "the network’s own 1 − confidence",
+}
+RANKED_BY = {"confidence": "confidence", "entropy": "entropy", "mutual-information": "mutual information"}
+SETS = {  # kinds of prediction sets
+    "lac": "LAC: the classes whose probability is high enough",
+    "aps": "APS: the most probable classes up to a sum, the last one by a draw that each image keeps",
+    "aps-plain": "APS without a draw: the most probable classes up to a sum",
 }

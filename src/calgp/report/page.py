@@ -1,22 +1,73 @@
-"""HTML from a template: the one place that knows the template engine."""
+"""Pages from a template, and the tables that several templates show; nothing else knows the template engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from . import metric_names, words
 from .svg import PALETTE
 
 
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; the first columns name a row, the others are numbers with what stands below them."""
+
+    caption: str
+    names: Sequence[str]
+    columns: Sequence[str]
+    rows: Sequence[tuple[Sequence[str], Sequence[tuple[str, str]]]]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How the comparisons of a claim went, a row for each panel, a column for each metric.
+
+    A cell has a part for each way that they went: its state, how many, and what it says.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Sequence[tuple[str, int, str]]]]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict, in words. `state` is one word for its style, `says` what readers see."""
+
+    claim: str
+    state: str
+    says: str
+    summary: str
+    tally: Tally
+    parts: Sequence[tuple[str, str, str, str]]  # what, difference, interval, state
+
+
 def render_page(template: str, **shown: object) -> str:
-    """The page of a template in report/templates, with what it shows; text is escaped."""
+    """The page of a template in report/templates, with what it shows; in HTML, text is escaped.
+
+    Templates write numbers by `words` and call things by `names`.
+    """
     environment = Environment(
-        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("calgp.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["themed"] = themed
+    environment.filters |= {"themed": themed, "figure": partial(_figure, set())}
+    environment.globals |= {"words": words, "names": metric_names}
     return environment.get_template(template).render(shown)
 
 
+def _figure(shown: set[str], svg: str) -> str:
+    """A figure in the page; one that is shown twice gets other ids, since those of a page are unique."""
+    key = svg.rpartition('aria-labelledby="title-')[2].partition('"')[0]
+    while key in shown:
+        svg, key = svg.replace(f"-{key}", f"-{key}x"), f"{key}x"
+    shown.add(key)
+    return themed(svg)
+
+
 def themed(svg: str) -> str:
-    """A figure in the page, where the style sheet may choose lighter colours for a dark screen."""
+    """Colours that the style sheet may replace by lighter ones for a dark screen."""
     for place, colour in enumerate(PALETTE):
         svg = svg.replace(colour, f"var(--c{place}, {colour})")
     return svg

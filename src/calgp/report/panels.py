@@ -23,6 +23,8 @@ STYLES = tuple(
     zip((*PALETTE, INK, *PALETTE), ("o", "s", "v", "^", "X", "P", "*", "D", "<", ">", "h", "p", "d"), strict=True)
 )
 
+DENSITY_STYLES = ((PALETTE[0], "-"), (PALETTE[1], (0, (4, 1.5))))  # inside, outside
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -69,8 +71,7 @@ def curves(
                 for line in lines:
                     _draw_line(axes, line, *styled[line.label])
                 if not any(line.points for line in lines):
-                    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", alpha=0.6)
-                    axes.set(xticks=(), yticks=())
+                    _not_run(axes, xticks=(), yticks=())
                 _dress(axes, [point for line in lines for point in line.points], log)
                 if number == 1:
                     axes.set_title(metric, size=13)
@@ -142,8 +143,7 @@ def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Reliability | 
                 axes.set_axis_off()
             for place, (axes, (label, bins, heading)) in enumerate(zip(row, shown, strict=False)):
                 if bins is None:
-                    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", alpha=0.6)
-                    axes.set(xlim=(0, 1), ylim=(0, 1))
+                    _not_run(axes, xlim=(0, 1), ylim=(0, 1))
                 else:
                     draw_reliability(axes, bins, PALETTE[0])
                 axes.set(xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), xlabel="confidence", box_aspect=1)
@@ -162,22 +162,18 @@ def densities(panels: Sequence[tuple[str, Sequence[Density | str]]], *, names: t
             for place, (axes, each) in enumerate(zip(row, shown, strict=False)):
                 if isinstance(each, str):
                     axes.set_title(plain(each, 22), size=12)
-                    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", alpha=0.6)
-                    axes.set(xticks=(), yticks=())
+                    _not_run(axes, xticks=(), yticks=())
                 else:
                     axes.set_title(f"{plain(each.label, 22)}\n{each.heading}", size=12)
-                    _draw_density(axes, *each.inside, PALETTE[0], "-")
-                    _draw_density(axes, *each.outside, PALETTE[1], (0, (4, 1.5)))
+                    for part, style in zip((each.inside, each.outside), DENSITY_STYLES, strict=True):
+                        _draw_density(axes, *part, *style)
                     axes.set_ylim(bottom=0)
                     axes.xaxis.set_major_locator(MaxNLocator(3))
                     axes.yaxis.set_major_locator(MaxNLocator(3))
                 if number == len(panels):
                     axes.set_xlabel("entropy, nats")
                 axes.set_ylabel(f"{plain(panel, 26)}\ndensity" if place == 0 else "")
-        lines = [
-            figure.axes[0].plot([], [], color=c, linestyle=s, linewidth=2)[0]
-            for c, s in ((PALETTE[0], "-"), (PALETTE[1], (0, (4, 1.5))))
-        ]
+        lines = [figure.axes[0].plot([], [], color=c, linestyle=s, linewidth=2)[0] for c, s in DENSITY_STYLES]
         figure.legend(lines, [plain(name, 30) for name in names], loc="outside upper left", ncols=2)
         return _drawn(figure, f"Densities of predictive entropy on {names[0]} and {names[1]}.")
 
@@ -202,6 +198,11 @@ def ladders(
                 axes.set_yticks(range(len(points)), [plain(label, 36) for label, *_ in points] if place == 0 else [])
                 axes.set_title(f"{panel}\n{metric}" if place == 0 else metric, size=12, loc="left")
         return _drawn(figure, f"{', '.join(metrics)} of each row; {BARS}; diamonds are published numbers.")
+
+
+def _not_run(axes: Axes, **empty: Sequence[float]) -> None:
+    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", alpha=0.6)
+    axes.set(**empty)
 
 
 def _draw_line(axes: Axes, line: Line, colour: str, mark: str) -> None:
@@ -287,6 +288,7 @@ def _shared_legend(figure: Figure, labels: set[str], styled: Mapping[str, tuple[
 
 
 def _drawn(figure: Figure, says: str) -> Drawn:
-    file = io.BytesIO()
+    svg, file = rendered(figure, says), io.BytesIO()
+    figure.set_layout_engine(None)  # everything has its place by now: finding it is half of the work
     figure.savefig(file, format="png", dpi=144, facecolor="white", metadata={"Software": None})
-    return Drawn(rendered(figure, says), file.getvalue(), says)
+    return Drawn(svg, file.getvalue(), says)

@@ -12,21 +12,15 @@ from calgp.runs.description import flat, to_json
 from calgp.runs.folder import RunFolder, shipped_run
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 
-from .words import count
-
 
 @dataclass(frozen=True)
 class Rerun:
-    """What the section "Reproduce it" shows."""
+    """What the section "Reproduce it" shows beside the run's card."""
 
-    command: str | None
-    evaluations: list[str]
+    commands: list[str]
     described: str
     options: list[tuple[str, str]]
     json: str
-    environment: list[tuple[str, str]]
-    checksums: list[tuple[str, str]]
-    holdout: str
 
 
 def _path(folder: RunFolder) -> str:
@@ -34,16 +28,16 @@ def _path(folder: RunFolder) -> str:
 
 
 def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
-    command, options = card.environment.command or (), to_json(card.run)
+    options = to_json(card.run)
     if card.upgraded is not None:
         options = {"network": card.upgraded, "source": card.run.source}
     if card.vectors is not None:
         options = {"embeddings": card.vectors.train, "test": card.vectors.test, "holdout": card.vectors.holdout}
     calibration, decisions = found[0].calibration, found[0].decisions
-    calibrated = folder.calibration() is not None
+    calibrated, command = folder.calibration() is not None, card.environment.command or ()
     return Rerun(
-        command=shlex.join(command) if len(command) > 1 else None,
-        evaluations=[
+        commands=[
+            shlex.join(command) if len(command) > 1 else "# trained from Python: the run as JSON is below",
             *([] if calibration is None else [_calibration_command(folder, calibration)]),
             *([] if decisions is None else [_decision_command(folder, decisions.made, calibrated)]),
             *(_evaluation_command(folder, each, card, calibrated) for each in found),
@@ -52,12 +46,6 @@ def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
         options=[("members", ", ".join(member.path for member in card.members))] * bool(card.members)
         + [(name, _option(value)) for name, value in flat(options).items()],
         json=json.dumps(options, indent=1, ensure_ascii=False),
-        environment=[(name, str(value)) for name, value in card.environment.items() if name != "command"],
-        checksums=[
-            (f"training images ({card.train_images:,})", card.checksum),
-            *((f"{each.source}, test ({each.n:,})", each.checksum) for each in found),
-        ],
-        holdout=count(len(card.holdout_rows), "image"),
     )
 
 

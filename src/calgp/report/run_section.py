@@ -1,7 +1,7 @@
-"""What a report says of one run: its evaluations as rows, figures and galleries."""
+"""What a report shows of one run: its evaluations with figures and galleries; the words are in templates/parts.html."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,25 +13,18 @@ from calgp.errors import CalgpError
 from calgp.runs.card import Card
 from calgp.runs.evaluation import test_images
 from calgp.runs.folder import RunFolder
-from calgp.runs.outlier_metrics import Flagged, Number, OutOfDistribution
-from calgp.runs.results import (
-    Calibration,
-    Evaluation,
-    Intervals,
-    Reliability,
-    TrainRecord,
-)
+from calgp.runs.outlier_metrics import OutOfDistribution
+from calgp.runs.results import Calibration, Evaluation, Intervals, TrainRecord
 
 from . import figures
 from .advice import advice, worst_classes
-from .decisions import DecisionSection, decision_section, outside_sentence
+from .decisions import risk_figure, sets_figure
 from .gallery import Gallery, galleries, outside_galleries
-from .metric_names import DETECTION, METRICS, SCORED_BY, VARIANTS
+from .metric_names import METRICS, SCORED_BY
 from .rerun import Rerun, rerun
-from .words import count, day, decimal, detection, interval, nats, percent, summary
+from .words import certain, count, day, decimal, interval, summary
 
-CERTAIN = 0.9  # a confidence that counts as certain
-MOST_CLASSES = 30  # of a confusion matrix that is shown
+ScoreRow = tuple[str, str, str, str]  # name, value, interval, what it says
 
 
 @dataclass(frozen=True)
@@ -48,6 +41,11 @@ class Result:
     def title(self) -> str:
         return self.card.title(self.calibrator)
 
+    @property
+    def command(self) -> str:
+        """What evaluates the run."""
+        return f"calgp evaluate {shlex.quote(str(self.folder.path))}"
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -60,56 +58,18 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class ScoreRow:
-    """A line of the table of scores."""
-
-    name: str
-    value: str
-    interval: str
-    says: str
-
-
-@dataclass(frozen=True)
-class DetectionRow:
-    """A line of the table of out-of-distribution detection: value and interval of each measure by one score."""
-
-    name: str
-    cells: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class ClassRow:
-    """A line of the table of classes."""
-
-    name: str
-    n: str
-    recall: str
-    precision: str
-    mistaken_for: str
-
-
-@dataclass(frozen=True)
 class InsideSection:
     """Images of the run's own classes."""
 
-    source: str
-    n: str
-    samples: str
-    seed: int
+    found: Evaluation
     summary: str
-    scores: list[ScoreRow]
-    values: metrics.Scores
-    intervals: Intervals
-    variants: list[tuple[str, str]]
-    reliability: str
-    bins: Reliability
-    confidence: str | None
-    decisions: DecisionSection | None
-    flagged: str | None
     advice: list[str]
-    classes: list[ClassRow]
-    matrix: list[list[int]] | None
-    names: tuple[str, ...]
+    scores: list[ScoreRow]
+    reliability: str
+    confidence: str | None
+    risk: str | None
+    sets: str | None
+    classes: list[tuple[str, int, float | None, float | None, str]]
     galleries: list[Gallery]
     absent: str
 
@@ -118,17 +78,9 @@ class InsideSection:
 class OutsideSection:
     """Images of other classes."""
 
-    source: str
-    n: str
-    entropy: str
-    mutual_information: str
-    sentence: str | None
+    found: Evaluation
     figure: str | None
-    measures: list[str]
-    table: list[DetectionRow] | None
-    auroc: Number | None
-    decisions: str | None
-    flagged: str | None
+    ood: list[tuple[str, OutOfDistribution]]  # by score
     galleries: list[Gallery]
     absent: str
 
@@ -137,25 +89,24 @@ class OutsideSection:
 class RunSection:
     """A run with one calibrator or none."""
 
+    result: Result
     label: str
-    title: str
     colour: str
     facts: list[tuple[str, str]]
-    calibrated: bool
     inside: list[InsideSection]
     outside: list[OutsideSection]
     training: str | None
     kl: bool
     rerun: Rerun
-    evaluate: str
 
 
 def results(folder: RunFolder) -> list[Result]:
-    """A run's evaluations by the calibrator, those of the probabilities as trained first."""
+    """A run's evaluations by the calibrator, those as trained first; in each the run's own source comes first."""
     card, found = folder.card(), folder.evaluations()
     if not found:
         raise CalgpError(f"{folder.path} has not been evaluated; run `calgp evaluate {folder.path}` first.")
     names = sorted({each.calibrator for each in found}, key=lambda name: name or "")
+    found = sorted(found, key=lambda each: (each.source != card.run.source, each.source))
     return [
         Result(folder, card, name, [each for each in found if each.calibrator == name], name == names[0])
         for name in names
@@ -165,22 +116,19 @@ def results(folder: RunFolder) -> list[Result]:
 def run_section(result: Result, label: str, colour: str, directory: Path | None) -> RunSection:
     folder, card = result.folder, result.card
     found = [_evaluated(folder, card, each, directory) for each in result.evaluations]
-    found.sort(key=lambda each: (each.found.source != card.run.source, each.found.source))
     inside = [each for each in found if not each.found.outside]
     log = folder.log() if result.first else []
     steps = [record for record in log if isinstance(record, TrainRecord)]
     return RunSection(
-        label=label,
-        title=result.title,
-        colour=colour,
-        facts=facts(folder, card) + calibration_facts(found[0].found.calibration),
-        calibrated=result.calibrator is not None,
+        result,
+        label,
+        colour,
+        facts=facts(folder, card) + calibration_facts(result.evaluations[0].calibration),
         inside=[_inside(each, folder, card, colour) for each in inside],
         outside=[_outside(each, inside, card) for each in found if each.found.outside],
         training=figures.training(log) if steps else None,
         kl=any(record.kl for record in steps),
-        rerun=rerun(folder, card, [each.found for each in found]),
-        evaluate=f"calgp evaluate {shlex.quote(str(folder.path))}",
+        rerun=rerun(folder, card, result.evaluations),
     )
 
 
@@ -246,29 +194,18 @@ def calibration_facts(found: Calibration | None) -> list[tuple[str, str]]:
 
 def _inside(evaluated: Evaluated, folder: RunFolder, card: Card, colour: str) -> InsideSection:
     found, own, columns = _with_confusion(evaluated, card), evaluated.found.own, evaluated.columns
-    matrix = found.confusion and found.confusion.matrix() if len(card.classes) <= MOST_CLASSES else None
+    sure = None if columns is None else (columns["confidence"], columns["label"] == columns["y"])
     return InsideSection(
-        source=found.source,
-        n=count(found.n, "image"),
-        samples=found.computed_by,
-        seed=found.seed,
-        summary=summary(own.scores, _certain(columns)),
-        scores=_score_rows(own.scores, own.intervals, _more_intervals(evaluated)),
-        values=own.scores,
-        intervals=own.intervals,
-        variants=[(VARIANTS.get(name, name), decimal(value)) for name, value in own.ece_variants.items()],
-        reliability=figures.reliability(own.reliability, ece=own.scores.ece, mce=own.scores.mce, colour=colour),
-        bins=own.reliability,
-        confidence=None
-        if columns is None
-        else figures.confidence_histogram(columns["confidence"].tolist(), (columns["label"] == columns["y"]).tolist()),
-        decisions=decision_section(found, columns, card.classes),
-        flagged=_flagged_sentence(found.flagged),
+        found,
+        summary=summary(own.scores, sure and certain(*sure)),
         advice=advice(found, card, str(folder.path)),
-        classes=_class_rows(found, card.classes),
-        matrix=matrix,
-        names=card.classes,
-        galleries=_shown(evaluated, galleries, card),
+        scores=score_rows(own.scores, own.intervals, _more_intervals(evaluated)),
+        reliability=figures.reliability(own.reliability, ece=own.scores.ece, mce=own.scores.mce, colour=colour),
+        confidence=sure and figures.confidence_histogram(*(column.tolist() for column in sure)),
+        risk=risk_figure(columns, found.decisions) if columns else None,
+        sets=sets_figure(found.decisions, card.classes),
+        classes=worst_classes(found, card.classes),
+        galleries=galleries(evaluated.images, columns, card.classes) if evaluated.images and columns else [],
         absent=evaluated.absent,
     )
 
@@ -281,63 +218,29 @@ def _with_confusion(evaluated: Evaluated, card: Card) -> Evaluation:
     return replace(found, confusion=metrics.confusion(columns["label"], columns["y"], classes=len(card.classes)))
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else percent(value)
-
-
-def _class_rows(found: Evaluation, classes: tuple[str, ...]) -> list[ClassRow]:
-    return [
-        ClassRow(name, f"{n:,}", _share(recall), _share(precision), wrong or "–")
-        for name, n, recall, precision, wrong in worst_classes(found, classes)
-    ]
-
-
 def _outside(evaluated: Evaluated, inside: Sequence[Evaluated], card: Card) -> OutsideSection:
-    found, own = evaluated.found, inside[0] if inside else None
-    auroc = found.ood["entropy"].auroc if found.ood else None
+    found, images, columns = evaluated.found, evaluated.images, evaluated.columns
+    ood = found.ood or {}
     return OutsideSection(
-        source=found.source,
-        n=count(found.n, "image"),
-        entropy=nats(found.mean_entropy),
-        mutual_information=nats(found.mean_mutual_information),
-        sentence=detection(found.source, found.inside or card.run.source, auroc.value) if auroc else None,
-        figure=_entropies(evaluated, own, card, auroc),
-        measures=[name for name, _ in DETECTION.values()],
-        table=_detection_rows(found.ood) if found.ood else None,
-        auroc=auroc,
-        decisions=outside_sentence(found),
-        flagged=_flagged_sentence(found.flagged),
-        galleries=_shown(evaluated, outside_galleries, card),
+        found,
+        figure=_entropies(evaluated, inside[0], card) if inside else None,
+        ood=sorted(ood.items(), key=lambda pair: [*SCORED_BY, pair[0]].index(pair[0])),
+        galleries=outside_galleries(images, columns, card.classes) if images and columns else [],
         absent=evaluated.absent,
     )
 
 
-def _entropies(evaluated: Evaluated, own: Evaluated | None, card: Card, auroc: Number | None) -> str | None:
-    if own is None or own.columns is None or evaluated.columns is None:
+def _entropies(evaluated: Evaluated, own: Evaluated, card: Card) -> str | None:
+    if own.columns is None or evaluated.columns is None:
         return None
+    auroc = evaluated.found.ood["entropy"].auroc if evaluated.found.ood else None
     return figures.entropies(
         own.columns["entropy"].tolist(),
         evaluated.columns["entropy"].tolist(),
         classes=len(card.classes),
         names=(own.found.source, evaluated.found.source),
-        auroc=None if auroc is None else (auroc.value, auroc.interval),
+        auroc=auroc and (auroc.value, auroc.interval),
     )
-
-
-def _shown(
-    evaluated: Evaluated, choose: Callable[[Images, dict[str, Tensor], tuple[str, ...]], list[Gallery]], card: Card
-) -> list[Gallery]:
-    if evaluated.images is None or evaluated.columns is None:
-        return []
-    return choose(evaluated.images, evaluated.columns, card.classes)
-
-
-def _certain(columns: dict[str, Tensor] | None) -> tuple[int, float, float] | None:
-    """Of the images with a confidence of 90 % or more: how many, their mean confidence, the share that is right."""
-    if columns is None or not (high := columns["confidence"] >= CERTAIN).any():
-        return None
-    right = (columns["label"] == columns["y"])[high].double()
-    return int(high.sum()), columns["confidence"][high].double().mean().item(), right.mean().item()
 
 
 def _more_intervals(evaluated: Evaluated) -> dict[str, list[float]]:
@@ -354,26 +257,8 @@ def _more_intervals(evaluated: Evaluated) -> dict[str, list[float]]:
     return dict(zip(("mce", "entropy"), stack([found.low, found.high], 1).tolist(), strict=True))
 
 
-def _score_rows(scores: metrics.Scores, intervals: Intervals, more: dict[str, list[float]]) -> list[ScoreRow]:
+def score_rows(scores: metrics.Scores, intervals: Intervals, more: dict[str, list[float]]) -> list[ScoreRow]:
     return [
-        ScoreRow(name, form(getattr(scores, key)), interval(getattr(intervals, key, more.get(key)), form), says)
+        (name, form(getattr(scores, key)), interval(getattr(intervals, key, more.get(key)), form), says)
         for key, (name, form, says) in METRICS.items()
     ]
-
-
-def _detection_rows(ood: dict[str, OutOfDistribution]) -> list[DetectionRow]:
-    rows = []
-    for by in sorted(ood, key=lambda name: [*SCORED_BY, name].index(name)):
-        numbers = [(getattr(ood[by], key), form) for key, (_, form) in DETECTION.items()]
-        cells = [(form(each.value), interval(each.interval, form)) for each, form in numbers]
-        rows.append(DetectionRow(SCORED_BY.get(by, by.replace("_", " ")), cells))
-    return rows
-
-
-def _flagged_sentence(flagged: Flagged | None) -> str | None:
-    """What the threshold of the outlier score says of these images."""
-    if flagged is None:
-        return None
-    by = SCORED_BY.get(flagged.score.replace("-", "_"), flagged.score)
-    of = f"a threshold that at most {percent(flagged.false_alarm)} of ordinary images should exceed"
-    return f"{percent(flagged.share)} are called outliers by {by}, with {of}."

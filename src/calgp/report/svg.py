@@ -94,18 +94,14 @@ def rendered(figure: Figure, title: str) -> str:
                 parent.remove(element)
     root.attrib.update({"stroke-linejoin": "round", "role": "img", "style": f"max-width: {width * 1.3:g}px"})
     root.attrib["viewBox"] = f"0 0 {width:g} {height:g}"
-    _name(root, title)
+    name = ET.Element(f"{{{_SVG}}}title", {"id": "title"})
+    name.text = plain(title, 400)
+    root.insert(0, name)
     _rename(root, hashlib.sha256(file.getvalue().encode() + title.encode()).hexdigest()[:8])
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", _XLINK)
     text = ET.tostring(root, encoding="unicode").replace(INK, "currentColor")
     return re.sub(r"'DejaVu Sans'(, sans-serif)?", _FONT, re.sub(r"\n\s*", "\n", text))
-
-
-def _name(root: ET.Element, title: str) -> None:
-    element = ET.Element(f"{{{_SVG}}}title", {"id": "title"})
-    element.text = plain(title, 400)
-    root.insert(0, element)
 
 
 def _rename(root: ET.Element, key: str) -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from .experiment import Table
-from .page import render_page
+from .page import Table, render_page
 
 Metrics = Mapping[str, tuple[float, float | None]]
 

@@ -7,7 +7,7 @@ import calgp.runs.quick_start  # noqa: F401 (before anything else imports lightn
 from calgp.run import Run
 from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier, load
-from calgp.runs.comparison import Row, compare, own_scores
+from calgp.runs.comparison import Row, compare
 from calgp.runs.description import from_json, identity, to_json
 from calgp.runs.devices import open_device, restarted
 from calgp.runs.ensembles import ensemble
@@ -23,36 +23,8 @@ from calgp.runs.training_data import TrainingData, cautions
 from calgp.runs.verification import Check
 
 __all__ = [
-    "Calibration",
-    "Card",
-    "Check",
-    "Classifier",
-    "Evaluation",
-    "Exported",
-    "FittedDecisions",
-    "Interrupted",
-    "Prediction",
-    "Row",
-    "Run",
-    "RunFolder",
-    "TrainingData",
-    "cautions",
-    "compare",
-    "ensemble",
-    "flush_denormals",
-    "from_json",
-    "gathered",
-    "identity",
-    "keep_freed_memory",
-    "load",
-    "on_first",
-    "open_device",
-    "open_folder",
-    "own_scores",
-    "restarted",
-    "score",
-    "shipped_run",
-    "to_json",
-    "together",
-    "tune_process",
-]
+    "Calibration", "Card", "Check", "Classifier", "Evaluation", "Exported", "FittedDecisions", "Interrupted",
+    "Prediction", "Row", "Run", "RunFolder", "TrainingData", "cautions", "compare", "ensemble", "flush_denormals",
+    "from_json", "gathered", "identity", "keep_freed_memory", "load", "on_first", "open_device", "open_folder",
+    "restarted", "score", "shipped_run", "to_json", "together", "tune_process",
+]  # fmt: skip

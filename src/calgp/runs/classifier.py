@@ -4,6 +4,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -24,7 +25,6 @@ from calgp.runs.description import to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import arithmetic
 from calgp.runs.evaluation import (
-    PredictedImages,
     batches,
     columns_of,
     evaluate_images,
@@ -33,9 +33,9 @@ from calgp.runs.evaluation import (
     test_images,
     write_results,
 )
-from calgp.runs.export import Exported, Target, export_model
+from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
-from calgp.runs.fit_decisions import Wanted, fit_decisions, not_calibrated_on
+from calgp.runs.fit_decisions import Wanted, fit_decisions, not_calibrated_on, uniform_of, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
 from calgp.runs.prediction import OneShot, Prediction
@@ -80,7 +80,7 @@ class Classifier:
         # of the columns of `Predictive.outlier_scores`
         self.outlier_names: tuple[str, ...] = () if outliers is None else outliers.names
         self._folder = folder and RunFolder(folder.path, writes=folder.writes and self.fabric.is_global_zero)
-        self._calibrate_by(calibration)
+        self.calibration = calibration  # what probabilities go through; None: they are as trained
 
     @staticmethod
     def load(
@@ -104,9 +104,9 @@ class Classifier:
             decisions=folder.decisions() if decided else None, outliers=read_outliers(folder), fabric=fabric,
         )  # fmt: skip
 
-    def _calibrate_by(self, calibration: Calibration | None) -> None:
-        self.calibration = calibration  # what probabilities go through; None: they are as trained
-        self.calibrator = None if calibration is None else calibration.fitted
+    @property
+    def calibrator(self) -> calibration.Calibrator | None:
+        return None if self.calibration is None else self.calibration.fitted
 
     @property
     def folder(self) -> RunFolder:
@@ -141,21 +141,16 @@ class Classifier:
             raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
         return Passes.of(self.model, count, engine)
 
-    def uncalibrated(self) -> "Classifier":
-        """The same run without its calibrator; nothing is loaded again."""
-        return self.calibrated_by(None)
-
     def calibrated_by(self, calibration: Calibration | None) -> "Classifier":
-        """The same run with another calibrator; nothing is loaded again."""
+        """The same run with another calibrator, or with none; nothing is loaded again."""
         other = copy.copy(self)
-        other._calibrate_by(calibration)
+        other.calibration = calibration
         return other
 
     def _identity(self, *asked: object) -> dict[str, object]:
         """What all ranks that predict together must share."""
-        made_by = arithmetic(self.fabric)
-        same = {name: getattr(made_by, name) for name in ("calgp", "torch", "transform", "device", "precision")}
-        return same | {"the run": to_json(self.card.run), "its calibrator": self.calibration, "what is asked": asked}
+        run = {"the run": to_json(self.card.run), "its calibrator": self.calibration, "what is asked": asked}
+        return arithmetic(self.fabric).shared() | run
 
     def predict(
         self,
@@ -193,10 +188,11 @@ class Classifier:
     ) -> Iterator[Predictive]:
         """The predictive of each batch of (images, rows), on the CPU, calibrated."""
         calibrator = self.calibrator  # one for all batches, though another thread may calibrate meanwhile
-        for part in self._as_trained(data, self.passes() if how is None else how, seed=seed):
+        for part in self.predict_as_trained(data, self.passes() if how is None else how, seed=seed):
             yield part if calibrator is None else part.calibrated(calibrator.apply(part.log_probs))
 
-    def _as_trained(self, data: Iterable[Batch], how: Passes, *, seed: int) -> Iterator[Predictive]:
+    def predict_as_trained(self, data: Iterable[Batch], how: Passes, *, seed: int) -> Iterator[Predictive]:
+        """`predict_batches` before calibration."""
         if self.outliers is not None and how == ONE_PASS:
             return self.outliers.predict(self.model, data, seed=seed)
         return predict_on_cpu(self.model, data, how, seed=seed)
@@ -209,8 +205,8 @@ class Classifier:
     def sampling(self, x: Tensor, seed: int) -> Sampling | OneShot:
         """Begin to predict images that are where the model is, all with the masks of row 0."""
         rows = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        if self.outliers is not None:
-            return OneShot(Predictive.cat(self.outliers.predict(self.model, [(x, rows)], seed=seed)))
+        if self.outlier_names:  # which one pass alone gives
+            return OneShot(Predictive.cat(self.predict_as_trained([(x, rows)], ONE_PASS, seed=seed)))
         return Sampling(self.model, x, rows, seed=seed)
 
     def sample_cost(self, x: Tensor, how: Passes) -> tuple[int, bool]:
@@ -239,39 +235,18 @@ class Classifier:
         source = self.card.run.source if source is None else source
         with wrap_lost_ranks(self.fabric), owned(self.fabric, self.folder):
             check_same(self.fabric, self._identity(source, passes, engine, seed, convert, corruption))
-            found, predicted = self.evaluate_unsaved(
-                source, images=images, directory=directory, passes=passes, engine=engine, seed=seed, convert=convert,
-                corruption=corruption, watch=watch,
+            found, predicted = evaluate_images(
+                self, source, images=images, directory=directory, passes=passes, engine=engine, seed=seed,
+                convert=convert, corruption=corruption, watch=watch,
             )  # fmt: skip
             found = write_results(self.folder, self.classes, found, predicted)
             self.fabric.barrier()
         return found
 
-    def evaluate_unsaved(
-        self,
-        source: str,
-        *,
-        images: Images | None = None,
-        directory: Path | None = None,
-        passes: int | None = None,
-        engine: Engine | None = None,
-        seed: int = 0,
-        convert: bool = False,
-        corruption: Corruption | None = None,
-        watch: Callable[[int, int], None] = lambda done, total: None,
-    ) -> tuple[Evaluation, PredictedImages]:
-        """`evaluate` without writing: the evaluation, and what was predicted of each image."""
-        how = self.passes(passes, engine, seed)
-        if images is None:
-            images = self.test_images(source, directory=directory, convert=convert)
+    def own_predictions(self) -> dict[str, Tensor] | None:
+        """What was predicted of the run's own test images, as it predicts now; None if that was not kept."""
         calibrator = None if self.calibration is None else self.calibration.calibrator
-        return evaluate_images(
-            self, images, source, how=how, seed=seed, convert=convert, corruption=corruption,
-            own_entropies=lambda: (
-                self._folder and self._folder.predictions(self.card.run.source, calibrator, len(self.classes))
-            ),
-            watch=watch,
-        )  # fmt: skip
+        return self._folder and self._folder.predictions(self.card.run.source, calibrator, len(self.classes))
 
     def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
         """The test part of a source, in the form that the run takes; `convert` brings any other into it."""
@@ -309,12 +284,12 @@ class Classifier:
         check_held_out(images, self.card)
         with self.folder.owned():
             checksum, (_, images) = images.checksum(), calibrated_share(images, share, seed)
-            predicted = self.uncalibrated().predict_batches(batches(images, self.model), how, seed=seed)
+            predicted = self.predict_as_trained(batches(images, self.model), how, seed=seed)
             before = torch.cat([part.log_probs for part in predicted])
             spread = NEAR_ONE if self.card.run.method.is_calibrated else math.inf
             found = fitted_on(before, images, calibrator, how, seed=seed, spread=spread, share=share, of=checksum)
             self.folder.write_calibration(found)
-        self._calibrate_by(found)
+        self.calibration = found
         return found
 
     def decide(
@@ -346,7 +321,10 @@ class Classifier:
         check_held_out(images, self.card)
         images, refitted = self._images_to_decide_on(images)
         predictive = Predictive.cat(self.predict_batches(batches(images, self.model), how, seed=seed))
-        found = fit_decisions(wanted, predictive, images, self.calibration, how, seed=seed, refitted=refitted)
+        found = fit_decisions(
+            wanted, predictive, images.y, lambda: uniform_of(images), how, seed=seed, calibration=self.calibration
+        )
+        found = replace(found, warning=warning(found.warning, images, refitted))
         with self.folder.owned():
             self.folder.write_decisions(found)
         self.fitted_decisions = found
@@ -371,10 +349,13 @@ class Classifier:
         seed: int = 0,
     ) -> Exported:
         """Write the run as one file that needs no calgp, and check that it gives what torch gives."""
-        return self._export(path, to, self.passes(passes, engine, seed), seed)
+        return export_model(self, path, to=to, how=self.passes(passes, engine, seed), seed=seed)
 
-    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
-        return export_model(self, path, to=to, how=how, seed=seed)
+    def deployable(self, how: Passes, seed: int) -> Exportable:
+        """The run as a module that can be exported."""
+        image = (self.card.task.channels, self.card.task.height, self.card.task.width)
+        outliers = self.outliers if how == ONE_PASS else None  # as `predict_as_trained` has it
+        return Deployable(self.model, image, how=how, seed=seed, calibrator=self.calibrator, outliers=outliers)
 
     def report(self, out: Path | None = None, *, directory: Path | None = None) -> Path:
         """Write an HTML page about the run's evaluations."""

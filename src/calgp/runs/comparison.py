@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from calgp.errors import CalgpError
-from calgp.metrics import Scores
 from calgp.runs.card import Card
 from calgp.runs.evaluation import METRICS
 from calgp.runs.folder import RunFolder
@@ -54,11 +53,6 @@ def own_evaluations(folder: RunFolder, card: Card) -> list[Evaluation]:
     if not own:
         raise CalgpError(f"{folder.path} has no scores yet; `calgp evaluate {folder.path}` makes them.")
     return own
-
-
-def own_scores(folder: RunFolder) -> dict[str | None, Scores]:
-    """By the calibrator (None: as it was trained), the scores of a run on the test images of its own source."""
-    return {found.calibrator: found.own.scores for found in own_evaluations(folder, folder.card())}
 
 
 def _row(key: tuple[str, str, str, int, int], results: list[Result]) -> Row:

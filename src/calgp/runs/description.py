@@ -72,10 +72,7 @@ def from_json(data: Mapping[str, Json | Method | Backbone]) -> Run:
 
 def from_folder(data: Mapping[str, Json]) -> Run:
     """The run of a run.json, which may be an earlier version's: options that it lacks were as they were then."""
-    if isinstance(data, Mapping):
-        younger = {name: each.before for name, each in options_of(Run).items() if each.about.since_version}
-        data = {**younger, **data}
-    return from_json(data)
+    return from_json({**_younger(Run), **data} if isinstance(data, Mapping) else data)
 
 
 def _described(value: Method | Backbone) -> dict[str, Json]:
@@ -106,7 +103,9 @@ def _undescribed(data: Any, table: dict[str, Described], what: str, *others: typ
             f"Invalid {what}.{next(iter(data))}: auto chooses a network by the images and has no options; name one, "
             "such as --backbone lenet."
         )
-    # a folder of an earlier version does not name the options that are younger
-    options = options_of(kinds[kind])
-    younger = {name: each.before for name, each in options.items() if each.about.since_version}
-    return validate(kinds[kind], younger | data, of=what)
+    return validate(kinds[kind], _younger(kinds[kind]) | data, of=what)
+
+
+def _younger(kind: type) -> dict[str, Any]:
+    """What a folder of an earlier version does not name, as it was then."""
+    return {name: each.before for name, each in options_of(kind).items() if each.about.since_version}

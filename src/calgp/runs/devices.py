@@ -10,7 +10,7 @@ from lightning_fabric.strategies import DDPStrategy
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, OneRankError
 
 ACCELERATORS = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
 STARTING = timedelta(minutes=5)  # for the processes of a run to find each other
@@ -20,12 +20,6 @@ WORKING = timedelta(minutes=30)  # for one of them to wait for the others' part 
 def one_device(fabric: Fabric | None) -> Fabric:
     """The Fabric that was given, or one on the best device of this machine."""
     return Fabric(accelerator="auto", devices=1) if fabric is None else fabric
-
-
-class Absent(CalgpError):
-    """Not all processes of a run are there: whoever waits tells it."""
-
-    on_one_rank = True
 
 
 def open_device(device: str, precision: str = "32-true", *, processes: int = 1) -> Fabric:
@@ -54,9 +48,10 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
         fabric.launch()
         if distributed.is_initialized():
             distributed_c10d._set_pg_timeout(WORKING, distributed.group.WORLD)  # type: ignore[arg-type]
-            atexit.register(_leave)
+            # while Python still runs: threads of gloo that outlive it may abort the process
+            atexit.register(lambda: distributed.is_initialized() and distributed.destroy_process_group())
     except distributed.DistError as error:
-        raise Absent(
+        raise OneRankError(
             f"Rank {os.environ.get('RANK', 0)} has not met the others within {STARTING.total_seconds():.0f} seconds "
             f"({str(error).splitlines()[0][:200]}). One of them has ended or was not started: look at its output, end "
             "all, and start them again with the same MASTER_ADDR and MASTER_PORT."
@@ -64,12 +59,6 @@ def open_device(device: str, precision: str = "32-true", *, processes: int = 1) 
     except Exception as error:  # no such accelerator, no such precision
         raise CalgpError(_refusal(device, precision, error)) from None
     return fabric
-
-
-def _leave() -> None:
-    """Part from the other ranks while Python still runs: threads of gloo that outlive it may abort the process."""
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _refusal(device: str, precision: str, error: Exception) -> str:

@@ -47,6 +47,11 @@ class Environment:
         """Only what decides the bits of a result."""
         return replace(self, python=None, platform=None, command=None, started=None, resumed=())
 
+    def shared(self) -> dict[str, object]:
+        """What all ranks must have in common."""
+        names = ("calgp", "torch", "transform", "device", "precision", "accumulate")
+        return {name: getattr(self, name) for name in names}
+
     def items(self) -> Iterator[tuple[str, object]]:
         """What is known, by name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -82,15 +87,25 @@ def transform() -> str | None:
 @functools.cache
 def processor() -> str:
     """The processor's name, where the system gives it, and the instructions that torch uses of it."""
-    path = Path("/proc/cpuinfo")
-    text = path.read_text(errors="replace") if path.is_file() else ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    found = re.search(r"^model name\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
     return f"{found[1] if found else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _readable(text: str) -> str:
-    """An argument as a run folder can keep it: bytes that are no UTF-8 replaced, and not without end."""
-    return text.encode("utf-8", "replace").decode()[:4000]
+def emulates_bf16(cpu_info: str | None = None) -> bool:
+    """Whether this is an x86 processor without bf16 instructions, on which bf16-mixed is slower than 32-true.
+
+    >>> emulates_bf16("flags : fpu avx2 avx512f"), emulates_bf16("flags : fpu avx512f avx512_bf16"), emulates_bf16("")
+    (True, False, False)
+    """
+    flags = re.search(r"^flags\s*:\s*(.+)$", _cpu_info() if cpu_info is None else cpu_info, re.MULTILINE)
+    return flags is not None and not {"avx512_bf16", "amx_bf16"} & set(flags[1].split())
+
+
+@functools.cache
+def _cpu_info() -> str:
+    """What Linux says of the processor; nothing elsewhere."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def environment(computed_by: Environment | None = None) -> Environment:
@@ -101,6 +116,7 @@ def environment(computed_by: Environment | None = None) -> Environment:
         arithmetic() if computed_by is None else computed_by,
         python=platform.python_version(),
         platform=platform.system(),
-        command=tuple(_readable(part) for part in (*command, *sys.argv[1:])),
+        # as a run folder can keep it: bytes that are no UTF-8 replaced, and not without end
+        command=tuple(part.encode("utf-8", "replace").decode()[:4000] for part in (*command, *sys.argv[1:])),
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )

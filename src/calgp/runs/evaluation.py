@@ -20,7 +20,7 @@ from calgp.data.images import to_unit_interval
 from calgp.data.path_source import TEST_SHARE
 from calgp.data.sources import share_files
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Model, NumericalError, Passes, Predictive, predict_batches
+from calgp.gp import Batch, Engine, Model, NumericalError, Passes, Predictive, predict_batches
 from calgp.metrics import Outcomes, Scores
 from calgp.nets import Task
 from calgp.runs.card import Card
@@ -28,14 +28,7 @@ from calgp.runs.decision_metrics import add_outcomes, decision_metrics, selectiv
 from calgp.runs.environment import arithmetic
 from calgp.runs.outlier_metrics import RESAMPLES, flagged, out_of_distribution, outlier_columns
 from calgp.runs.ranks import gathered, together
-from calgp.runs.results import (
-    Corrupted,
-    Evaluation,
-    Histogram,
-    Intervals,
-    OwnClasses,
-    Reliability,
-)
+from calgp.runs.results import Corrupted, Evaluation, Histogram, Intervals, OwnClasses, Reliability
 
 if TYPE_CHECKING:
     from calgp.runs.classifier import Classifier
@@ -62,10 +55,7 @@ class PredictedImages:
 
 
 def batches(
-    images: Images,
-    model: Model,
-    parts: Iterable[slice] | None = None,
-    seen: Callable[[Tensor], None] = lambda x: None,
+    images: Images, model: Model, parts: Iterable[slice] | None = None, seen: Callable[[Tensor], None] = lambda x: None
 ) -> Iterator[Batch]:
     """Images in order, or some `parts` of them, as `predict` takes them: where the model is, in its floating type.
 
@@ -77,21 +67,17 @@ def batches(
         yield to_unit_interval(x).to(parameter), images.rows[part].to(parameter.device)
 
 
-def slices(n: int) -> list[slice]:
-    """The batches of n images."""
-    return [slice(first, min(first + BATCH, n)) for first in range(0, n, BATCH)]
-
-
 def over_ranks(fabric: Fabric | None, n: int, do: Callable[[list[slice]], Iterable[T]]) -> list[T]:
     """What `do` finds for the batches of n images, each a batch's, in their order; every rank does some and has all.
 
     Batches stay whole, so that a rank computes the same bits that one process would; no image is there twice.
     """
+    parts = [slice(first, min(first + BATCH, n)) for first in range(0, n, BATCH)]
     if fabric is None or fabric.world_size == 1:
-        return list(do(slices(n)))
-    mine = slices(n)[fabric.global_rank :: fabric.world_size]
+        return list(do(parts))
+    mine = parts[fabric.global_rank :: fabric.world_size]
     found = gathered(fabric, together(fabric, lambda: list(do(mine))))
-    return [found[place % fabric.world_size][place // fabric.world_size] for place in range(len(slices(n)))]
+    return [found[place % fabric.world_size][place // fabric.world_size] for place in range(len(parts))]
 
 
 def score(model: Model, images: Images, *, passes: int | None, seed: int, fabric: Fabric | None = None) -> Scores:
@@ -113,21 +99,21 @@ def score(model: Model, images: Images, *, passes: int | None, seed: int, fabric
 
 def evaluate_images(
     classifier: Classifier,
-    images: Images,
     source: str,
     *,
-    how: Passes,
-    seed: int,
-    convert: bool,
-    corruption: Corruption | None,
-    own_entropies: Callable[[], dict[str, Tensor] | None],
+    images: Images | None = None,
+    directory: Path | None = None,
+    passes: int | None = None,
+    engine: Engine | None = None,
+    seed: int = 0,
+    convert: bool = False,
+    corruption: Corruption | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Evaluation, PredictedImages]:
-    """Predict images and score them; nothing is written.
-
-    own_entropies: the predictions of the run's own test images, which images of other classes are compared with.
-    """
-    card = classifier.card
+    """`Classifier.evaluate` without writing: the evaluation, and what was predicted of each image."""
+    card, how = classifier.card, classifier.passes(passes, engine, seed)
+    if images is None:
+        images = classifier.test_images(source, directory=directory, convert=convert)
     check_form(images, card.task, source)
     if corruption is not None:
         images = corrupted(images, corruption.kind, corruption.severity, seed=corruption.seed)
@@ -135,7 +121,7 @@ def evaluate_images(
     clock = time.perf_counter()
     predicted = predict_images(classifier, images, how=how, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
-    ood = out_of_distribution(own_entropies(), predicted.columns, seed=seed) if outside else None
+    ood = out_of_distribution(classifier.own_predictions(), predicted.columns, seed=seed) if outside else None
     found = replace(
         _scored(classifier, images, source, predicted, how, seed),
         convert=convert,
@@ -167,7 +153,7 @@ def _scored(
         calibration=classifier.calibration,
         checksum=images.checksum(),
         environment=arithmetic(classifier.fabric),
-        entropy_histogram=_histogram(columns["entropy"], math.log(classifier.card.task.classes)),
+        entropy_histogram=_histogram(columns["entropy"], math.log(classes)),
         mean_entropy=columns["entropy"].mean().item(),
         mean_mutual_information=columns["mutual_information"].mean().item(),
         decisions=fitted and decision_metrics(fitted, columns, classes, outside=outcomes is None),
@@ -203,13 +189,7 @@ def write_results(
 
 
 def predict_images(
-    classifier: Classifier,
-    images: Images,
-    *,
-    how: Passes,
-    seed: int,
-    outside: bool,
-    watch: Callable[[int, int], None],
+    classifier: Classifier, images: Images, *, how: Passes, seed: int, outside: bool, watch: Callable[[int, int], None]
 ) -> PredictedImages:
     """What the classifier predicts and decides of each image, by all ranks."""
     fabric = classifier.fabric
@@ -267,16 +247,13 @@ def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, s
     if log_probs is not None:
         variants["classwise"] = metrics.classwise_ece(log_probs, y).item()
     intervals = Intervals(**{name: (each.low.item(), each.high.item()) for name, each in drawn.items()})
-    return OwnClasses(metrics.scores(outcomes), intervals, variants, _diagram(metrics.reliability(outcomes)))
-
-
-def _diagram(table: metrics.Reliability) -> Reliability:
-    count = tuple(table.count.tolist())
-
-    def known(values: Tensor) -> tuple[float | None, ...]:
-        return tuple(value if n else None for value, n in zip(values.tolist(), count, strict=True))
-
-    return Reliability(tuple(table.edges.tolist()), count, known(table.accuracy), known(table.confidence))
+    table = metrics.reliability(outcomes)
+    edges, count = tuple(table.edges.tolist()), tuple(table.count.tolist())
+    known = (
+        tuple(value if n else None for value, n in zip(values.tolist(), count, strict=True))
+        for values in (table.accuracy, table.confidence)
+    )
+    return OwnClasses(metrics.scores(outcomes), intervals, variants, Reliability(edges, count, *known))
 
 
 def _histogram(values: Tensor, most: float, bins: int = 40) -> Histogram:
@@ -290,14 +267,9 @@ def test_images(card: Card, source: str, *, directory: Path | None = None, conve
     size, colour = form(card.task) if convert else (card.run.size, card.run.colour)
     share = TEST_SHARE if share_files(source, card.run.source) else 1  # a folder that was not trained on is used whole
     images = load(
-        source,
-        "test",
-        directory=directory,
-        size=size,
-        colour=colour,
-        test_share=share,
+        source, "test", directory=directory, size=size, colour=colour, test_share=share,
         skip_unreadable=card.run.skip_unreadable,
-    )
+    )  # fmt: skip
     check_form(images, card.task, source)
     return images
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,13 @@ from torch import Tensor, nn
 from calgp._version import __version__
 from calgp.data import load
 from calgp.errors import CalgpError
-from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, outputs_seen, predict
+from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, outputs_seen
 from calgp.json_values import Json
 from calgp.nets import Task
 from calgp.posthoc.calibration import LOWEST, Calibrator
-from calgp.runs.card import Card
 from calgp.runs.evaluation import form
 from calgp.runs.record import to_json
-from calgp.runs.run_outliers import ONE_PASS, RunOutliers
+from calgp.runs.run_outliers import RunOutliers
 from calgp.runs.writing import wrap_os_errors, write_whole
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ OUTPUTS = {
     "mutual_information": "[N] entropy of the average of samples less expected entropy, before calibration",
     "spread": "[N, Q] standard deviation of the samples' probabilities, before calibration",
 }
+OUTLIER = "[N] {}: higher is further from what was trained on"
 TOLERANCE = 1e-5  # of every output, between the file and torch
 METADATA = "calgp.json"  # the extra file of a torch.export archive
 OPSET = 18
@@ -67,7 +67,17 @@ class Exported:
     metadata: Mapping[str, Json]  # what the file tells of itself
 
 
-class Deployable(nn.Module):
+class Exportable(nn.Module):
+    """Images in [0, 1] ↦ OUTPUTS, and the outlier score if there is one.
+
+    how: which passes it makes. step: how far rounding may move the outlier score.
+    """
+
+    how: Passes
+    step: float
+
+
+class Deployable(Exportable):
     """Images in [0, 1] ↦ OUTPUTS: Eq. (10) with a fixed set of S draws, for all images the same.
 
     The draws are those of row 0, which `Classifier.predict` has for all images.
@@ -91,13 +101,17 @@ class Deployable(nn.Module):
         outliers: RunOutliers | None = None,
     ) -> None:
         super().__init__()
-        model = copy.deepcopy(model).cpu().eval()
-        _require_own_moments(model)
-        freeze(model)
+        if mixes_rows(model):
+            raise CalgpError(
+                "This network normalises by the moments of the batch (batch_moments): an image alone has no prediction "
+                "to export. Train it with backbone.batch_moments=false."
+            )
+        model = cast(Model, freeze(copy.deepcopy(model).cpu().eval()))
         model.sites()
         self.model, self.calibrator, self.outliers = model, calibrator, outliers
         draws = _draws(model, image, how, seed)
         self.how = how if draws else replace(how, count=1)
+        self.step = 0.0 if outliers is None else outliers.score.step
         self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
         self.keys = tuple(draws)
 
@@ -168,40 +182,20 @@ def export_model(classifier: Classifier, path: Path | None, *, to: Target, how: 
         to: onnx, for ONNX Runtime and others; torch-export, for torch without calgp.
         how, seed: which draws the file holds.
     """
-    if to not in get_args(Target):
-        raise CalgpError(f"There is no export to {to!r}; there are {', '.join(get_args(Target))}.")
-    card, task, calibrator = classifier.card, classifier.card.task, classifier.calibrator
-    path = classifier.folder.path / f"model{SUFFIXES[to]}" if path is None else path
-    image = (task.channels, task.height, task.width)
-    outliers = classifier.outliers if how == ONE_PASS else None  # as `predict` has it
-    module = Deployable(classifier.model, image, how=how, seed=seed, calibrator=calibrator, outliers=outliers)
-    x = _probes(task)
-    expected = _expected(classifier.model, x, how, seed, calibrator, outliers)
-    outputs = OUTPUTS if outliers is None else OUTPUTS | outlier_output(outliers.score.name)
-    metadata = described(card, module.how, seed, outputs) | _fitted(classifier, outliers)
-    step = 0.0 if outliers is None else outliers.score.step
-    data, worst = verified(module, x, expected, to=to, metadata=metadata, step=step)
+    path = classifier.folder.path / f"model{SUFFIXES.get(to, '')}" if path is None else path
+    x, device = _probes(classifier.card.task), next(classifier.model.parameters()).device
+    try:
+        classifier.model.cpu()
+        expected, module = _expected(classifier, x, how, seed), classifier.deployable(how, seed)
+        metadata = _metadata(classifier, module.how, seed, scores="outlier_score" in expected)
+        data, worst = verified(module, x, expected, to=to, metadata=metadata, step=module.step)
+    finally:
+        classifier.model.to(device)
+    program = path.with_name(f"{path.stem}_predict.py")
     with wrap_os_errors(path.parent):
         write_whole(path, data)
-        program = path.with_name(f"{path.stem}_predict.py")
         write_whole(program, PROGRAM.read_bytes())
     return Exported(path, program, len(data), worst, len(x), how, seed, metadata)
-
-
-def _fitted(classifier: Classifier, outliers: RunOutliers | None) -> dict[str, Json]:
-    """What was fitted on the hold-out, for the metadata."""
-    probabilities = classifier.calibration and classifier.calibration.probabilities
-    threshold = outliers and classifier.outlier_threshold
-    return {
-        "calibrator": probabilities and to_json(probabilities),
-        "outlier_threshold": threshold and to_json(threshold),
-        "decisions": classifier.fitted_decisions and to_json(classifier.fitted_decisions),
-    }
-
-
-def outlier_output(name: str) -> dict[str, str]:
-    """The output of an outlier score, for the metadata."""
-    return {"outlier_score": f"[N] {name}: higher is further from what was trained on"}
 
 
 def verified(
@@ -230,9 +224,20 @@ def verified(
     return data, worst
 
 
-def described(card: Card, how: Passes, seed: int, outputs: Mapping[str, str] = OUTPUTS) -> dict[str, Json]:
-    """What a file tells of itself: what goes in, what comes out, and by what model."""
-    task = card.task
+def _expected(classifier: Classifier, x: Tensor, how: Passes, seed: int) -> dict[str, Tensor]:
+    """What the classifier predicts, by output."""
+    rows = torch.zeros(len(x), dtype=torch.long)
+    predictive = Predictive.cat(classifier.predict_batches([(x, rows)], how, seed=seed))
+    scores = predictive.outlier_scores
+    expected = outputs_of(predictive) | ({} if scores is None else {"outlier_score": scores[:, 0]})
+    return {name: each.float() for name, each in expected.items()}
+
+
+def _metadata(classifier: Classifier, how: Passes, seed: int, *, scores: bool) -> dict[str, Json]:
+    """What a file tells of itself: what goes in, what comes out, by what model, and what was fitted on the hold-out."""
+    card, task, decisions = classifier.card, classifier.card.task, classifier.fitted_decisions
+    probabilities = classifier.calibration and classifier.calibration.probabilities
+    threshold = classifier.outlier_threshold if scores else None
     return {
         "calgp": __version__,
         "input": {
@@ -241,7 +246,7 @@ def described(card: Card, how: Passes, seed: int, outputs: Mapping[str, str] = O
             "preprocessing": "float32 in [0, 1]: 8-bit pixels / 255, channels first, grey or RGB; upright by EXIF, "
             "on white where transparent, stretched to the size by bilinear resampling",
         },
-        "outputs": outputs,
+        "outputs": OUTPUTS | ({"outlier_score": OUTLIER.format(classifier.outlier_names[0])} if scores else {}),
         "samples": how.count,
         "engine": how.engine,
         "seed": seed,
@@ -250,15 +255,10 @@ def described(card: Card, how: Passes, seed: int, outputs: Mapping[str, str] = O
         "network": card.network,
         "trained_on": card.run.source,
         "classes": list(card.classes),
+        "calibrator": probabilities and to_json(probabilities),
+        "outlier_threshold": threshold and to_json(threshold),
+        "decisions": decisions and to_json(decisions),
     }
-
-
-def _require_own_moments(model: Model) -> None:
-    if mixes_rows(model):
-        raise CalgpError(
-            "This network normalises by the moments of the batch (batch_moments): an image alone has no prediction to "
-            "export. Train it with backbone.batch_moments=false."
-        )
 
 
 def _traced(module: nn.Module, image: tuple[int, ...]) -> Any:
@@ -339,25 +339,6 @@ def _probes(task: Task) -> Tensor:
     except CalgpError:
         return noise
     return torch.cat([noise, load("digits", "test", size=size, colour=colour).pixels(slice(21))])
-
-
-def _expected(
-    model: Model, x: Tensor, how: Passes, seed: int, calibrator: Calibrator | None, outliers: RunOutliers | None
-) -> dict[str, Tensor]:
-    """What `predict` gives, by output."""
-    rows = torch.zeros(len(x), dtype=torch.long)
-    device = next(model.parameters()).device
-    try:
-        if outliers is None:
-            expected = predict(model.cpu(), [(x, rows)], passes=how.count, engine=how.engine, seed=seed)
-        else:
-            expected = Predictive.cat(outliers.predict(model.cpu(), [(x, rows)], seed=seed))
-    finally:
-        model.to(device)
-    if calibrator is not None:
-        expected = expected.calibrated(calibrator.apply(expected.log_probs))
-    scores = expected.outlier_scores
-    return outputs_of(expected) | ({} if scores is None else {"outlier_score": scores[:, 0].float()})
 
 
 def outputs_of(predictive: Predictive) -> dict[str, Tensor]:

@@ -31,15 +31,9 @@ def calibrated_share(images: Images, share: float, seed: int) -> tuple[Images | 
     return (None, images) if share == 1 else images.split(share, seed)
 
 
-def fit_calibrator(
-    model: Model, images: Images, name: str, how: Passes, *, seed: int, share: float = 1.0
-) -> Calibration:
-    """A calibrator, and the scores of the images that it was fitted on, before and after."""
-    checksum = images.checksum()
-    _, images = calibrated_share(images, share, seed)
-    predicted = predict_on_cpu(model, batches(images, model), how, seed=seed)
-    before = torch.cat([part.log_probs for part in predicted])
-    return fitted_on(before, images, name, how, seed=seed, share=share, of=checksum)
+def held_out_log_probs(model: Model, images: Images, how: Passes, *, seed: int) -> Tensor:
+    """What a calibrator is fitted on: log-probabilities as the model gives them."""
+    return torch.cat([part.log_probs for part in predict_on_cpu(model, batches(images, model), how, seed=seed)])
 
 
 def fitted_on(
@@ -90,8 +84,7 @@ def fit_temperature_if_better(
     name, spread = "temperature", calibration.NEAR_ONE
     if len(images) < FEWEST:
         return None, f"{len(images)} held-out images are too few to fit a {name} on; at least {FEWEST} are needed."
-    predicted = predict_on_cpu(model, batches(images, model), how, seed=seed)
-    log_probs = torch.cat([part.log_probs for part in predicted])
+    log_probs = held_out_log_probs(model, images, how, seed=seed)
     found = fitted_on(log_probs, images, name, how, seed=seed, spread=spread)
     if found.warning is not None:
         return None, f"The hold-out cannot support a {name}: {found.warning}"

@@ -1,8 +1,11 @@
 """Fitting decisions on held-out images that the calibrator has not seen."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from calgp.data import Images
 from calgp.errors import CalgpError
@@ -44,55 +47,41 @@ class Wanted:
 def fit_decisions(
     wanted: Wanted,
     predictive: Predictive,
-    images: Images,
-    calibration: Calibration | None,
+    y: Int[Tensor, "N"],
+    uniform: Callable[[], Float[Tensor, "N"]],
     how: Passes,
     *,
     seed: int,
-    refitted: Calibration | None = None,
+    calibration: Calibration | None = None,
 ) -> FittedDecisions:
-    """All that is wanted, of the predictive of held-out images by the probabilities of `calibration`."""
-    selection = fit_selection(wanted, predictive, images)
+    """All that is wanted, of held-out images by the probabilities of `calibration`; `uniform` randomises sets."""
+    selection = sets = outliers = None
+    if wanted.error is not None:
+        selection = Selection.fit(
+            uncertainty(columns_of(predictive), wanted.score), predictive.labels != y, error=wanted.error,
+            confidence=wanted.confidence, score=wanted.score,
+        )  # fmt: skip
+    if wanted.coverage is not None:
+        sets = PredictionSets.fit(
+            predictive.log_probs, y, coverage=wanted.coverage, kind=wanted.sets, by_class=wanted.by_class,
+            empty=wanted.empty, uniform=uniform(),
+        )  # fmt: skip
+    if wanted.false_alarm is not None:
+        if predictive.outlier_scores is None:
+            raise CalgpError(
+                "This run has no outlier score, so there is no threshold to fit: `calgp.upgrade` and `calgp fit` make "
+                "runs that have one; here, abstain by entropy (--error 0.01 --score entropy)."
+            )
+        outliers = Threshold.fit(predictive.outlier_scores[:, 0], false_alarm=wanted.false_alarm)
     return FittedDecisions(
-        selection,
-        fit_sets(wanted, predictive, images),
-        None if calibration is None else calibration.probabilities,
-        n=len(images),
-        samples=how.count,
-        engine=how.engine,
-        seed=seed,
-        warning=warning(selection, images, refitted),
-        outliers=fit_outliers(wanted, predictive),
-    )
-
-
-def fit_selection(wanted: Wanted, predictive: Predictive, images: Images) -> Selection | None:
-    if wanted.error is None:
-        return None
-    wrong = predictive.labels != images.y
-    scores = uncertainty(columns_of(predictive), wanted.score)
-    return Selection.fit(scores, wrong, error=wanted.error, confidence=wanted.confidence, score=wanted.score)
-
-
-def fit_sets(wanted: Wanted, predictive: Predictive, images: Images) -> PredictionSets | None:
-    if wanted.coverage is None:
-        return None
-    return PredictionSets.fit(
-        predictive.log_probs, images.y, coverage=wanted.coverage, kind=wanted.sets, by_class=wanted.by_class,
-        empty=wanted.empty, uniform=torch.cat([keyed_uniform(x) for _, x in images.read(images.parts(BATCH))]),
+        selection, sets, None if calibration is None else calibration.probabilities, n=len(y), samples=how.count,
+        engine=how.engine, seed=seed, warning=None if selection is None else selection.warning, outliers=outliers,
     )  # fmt: skip
 
 
-def fit_outliers(wanted: Wanted, predictive: Predictive) -> Threshold | None:
-    """Of the first of the classifier's outlier scores."""
-    if wanted.false_alarm is None:
-        return None
-    if predictive.outlier_scores is None:
-        raise CalgpError(
-            "This run has no outlier score, so there is no threshold to fit: `calgp.upgrade` and `calgp fit` make runs "
-            "that have one; here, abstain by entropy (--error 0.01 --score entropy)."
-        )
-    return Threshold.fit(predictive.outlier_scores[:, 0], false_alarm=wanted.false_alarm)
+def uniform_of(images: Images) -> Float[Tensor, "N"]:
+    """Numbers for randomised sets, keyed by the images."""
+    return torch.cat([keyed_uniform(x) for _, x in images.read(images.parts(BATCH))])
 
 
 def not_calibrated_on(images: Images, calibration: Calibration | None) -> Images | None:
@@ -102,15 +91,15 @@ def not_calibrated_on(images: Images, calibration: Calibration | None) -> Images
     return calibrated_share(images, calibration.share, calibration.seed)[0]
 
 
-def warning(selection: Selection | None, images: Images, refitted: Calibration | None = None) -> str | None:
-    """What a user should know of the fit, if anything; `refitted` is a calibrator that has just left these images."""
-    found = [] if selection is None or selection.warning is None else [selection.warning]
+def warning(found: str | None, images: Images, refitted: Calibration | None = None) -> str | None:
+    """What a user should know of a fit on images, if anything; `refitted` is a calibrator that has just left them."""
+    said = [] if found is None else [found]
     if refitted is not None:
-        found.append(
+        said.append(
             f"The {refitted.calibrator} had been fitted on the whole hold-out. It was fitted again on half of it "
             f"({refitted.n:,} images); the decisions are fitted on the other half."
         )
     absent = (torch.bincount(images.y, minlength=len(images.classes)) == 0).nonzero().squeeze(1).tolist()
     if absent:
-        found.append(f"The hold-out has no image of {', '.join(images.classes[q] for q in absent)}.")
-    return " ".join(found) or None
+        said.append(f"The hold-out has no image of {', '.join(images.classes[q] for q in absent)}.")
+    return " ".join(said) or None

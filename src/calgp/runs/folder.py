@@ -228,8 +228,7 @@ class RunFolder:
 
     def write_tensors(self, name: str, tensors: dict[str, Tensor], metadata: Mapping[str, Json] | None = None) -> str:
         """Store tensors, with JSON beside them; the checksum of the tensors. Equal ones give equal bytes."""
-        tensors = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        tensors = _apart(tensors)
+        tensors = _apart({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
         checksum = digest(tensors)
         if self.writes:
             self._write(name, in_order(save(tensors, {"calgp": json.dumps(metadata or {}), "sha256": checksum})))
@@ -281,10 +280,9 @@ class RunFolder:
 
     def result_name(self, found: Evaluation) -> str:
         """The name of an evaluation's file."""
-        if found.corruption is None:
-            return self.scores_name(found.source, found.calibrator)
-        label = found.corruption.corruption.label
-        return f"scores-{_result(found.corruption.of, found.calibrator, label)}.json"
+        shift = found.corruption
+        of, label = (found.source, None) if shift is None else (shift.of, shift.corruption.label)
+        return self.scores_name(of, found.calibrator, label)
 
     def evaluations(self) -> list[Evaluation]:
         """What the run was evaluated on, images as they are: its scores-*.json."""
@@ -299,8 +297,8 @@ class RunFolder:
         name = self.scores_name(source, calibrator)
         return self._evaluation(name) if is_file(self.path / name) else None
 
-    def scores_name(self, source: str, calibrator: str | None = None) -> str:
-        return f"scores-{_result(source, calibrator, None)}.json"
+    def scores_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
+        return f"scores-{_result(source, calibrator, corruption)}.json"
 
     def predictions_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
         return f"predictions-{_result(source, calibrator, corruption)}.safetensors"

@@ -43,7 +43,7 @@ def _pixels(image: ImageLike, task: Task) -> tuple[list[str] | None, Tensor]:
     if isinstance(image, Image.Image):
         return None, torch.from_numpy(_from_pillow(image, task))[None].float() / 255
     if isinstance(image, np.ndarray | Tensor):
-        return None, _from_array(_tensor(image), task)
+        return None, _from_array(image, task)
     raise CalgpError(
         f"Invalid image {short_repr(image)}: must be a file, a folder, a Pillow image, an array or a tensor."
     )
@@ -57,21 +57,16 @@ def _from_pillow(image: Image.Image, task: Task) -> np.ndarray:
         raise CalgpError(f"Invalid image {short_repr(image)}: it is not readable ({str(error)[:300]}).") from error
 
 
-def _tensor(image: np.ndarray | Tensor) -> Tensor:
-    if isinstance(image, Tensor):
-        return image.detach().cpu()
-    try:
-        return torch.from_numpy(np.array(image, order="C"))  # a copy: torch takes no negative strides
-    except (TypeError, ValueError):
-        raise _invalid_pixels(image.dtype) from None
-
-
 def _invalid_pixels(dtype: object) -> CalgpError:
     return CalgpError(f"Invalid pixels of {dtype}: must be uint8 from 0 to 255, or floats from 0 to 1.")
 
 
-def _from_array(x: Tensor, task: Task) -> Tensor:
+def _from_array(image: np.ndarray | Tensor, task: Task) -> Tensor:
     """One image or several, channels first or last, as [N, C, H, W] in [0, 1]."""
+    try:  # NumPy's copied: torch takes no negative strides
+        x = image.detach().cpu() if isinstance(image, Tensor) else torch.from_numpy(np.array(image, order="C"))
+    except (TypeError, ValueError):
+        raise _invalid_pixels(image.dtype) from None
     shape = (task.channels, task.height, task.width)
     last = (task.height, task.width, task.channels)
     x = x[None] if x.ndim == 3 and tuple(x.shape) in (shape, last) else x

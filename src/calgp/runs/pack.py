@@ -88,8 +88,7 @@ def unpack(file: Path, target: Path) -> RunFolder:
             made.mkdir()
             _unpack_into(made, packed, file)
             RunFolder(made).card()
-            if target.exists():
-                raise CalgpError(f"Invalid folder {target}: it exists by now, and nothing is overwritten.")
+            check_new(target)  # once more
             made.rename(target)
     return RunFolder(target)
 

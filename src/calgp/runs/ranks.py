@@ -13,7 +13,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, OneRankError
 from calgp.gp import NumericalError
 from calgp.runs.folder import RunFolder
 
@@ -49,12 +49,6 @@ def on_first(fabric: Fabric, do: Callable[[], T]) -> T:
     """What rank 0 finds by `do`, on all ranks; the others do nothing. What it raises, all raise."""
     found = together(fabric, do if fabric.is_global_zero else lambda: None)
     return found if fabric.world_size == 1 else fabric.broadcast(found)  # type: ignore[return-value]
-
-
-class OneRankError(CalgpError):
-    """What failed on one rank only: that rank prints it."""
-
-    on_one_rank = True
 
 
 def wrap_rank_errors(fabric: Fabric, items: Iterator[T]) -> Iterator[T]:

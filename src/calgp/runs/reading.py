@@ -6,7 +6,6 @@ lies on the disk, a model by the tensors that lie beside its description.
 
 import hashlib
 import json
-import math
 import os
 import re
 import stat
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.modules.module import (
@@ -44,7 +43,9 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 OPTIMISER = re.compile(r"optimiser\.([0-9]{1,6})\.(step|exp_avg|exp_avg_sq|momentum_buffer)")
-OPTIMISER_STATE = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}  # of a parameter
+OPTIMISER_STATE = {  # of a parameter
+    "adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}, "muon": {"step", "momentum_buffer"},
+}  # fmt: skip
 ADVICE = "copy it again or train again"
 
 
@@ -109,21 +110,19 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_header(path: Path) -> Header:
-    """Names, types and shapes of the tensors in a file, checked against its size; no tensor is read."""
-    with wrap_read_errors(path), open(path, "rb", opener=_without_waiting) as file:
-        size = _check_size(file.fileno(), 2**63)
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(LARGEST_HEADER, size - 8):
-            raise ValueError(f"its header claims {length} bytes of {size}")
-        header = json.loads(file.read(length).decode("utf-8"))
-        if not isinstance(header, dict):
-            raise ValueError("its header is no table")
-        described = header.pop("__metadata__", {})
-        tensors = {name: _stored(name, entry) for name, entry in header.items()}
-        held = sum(math.prod(each.shape) * each.dtype.itemsize for each in tensors.values())
-        if held != size - 8 - length:
-            raise ValueError(f"its header describes {held} bytes of tensors, it holds {size - 8 - length}")
-        return Header(tensors, _metadata(described), described.get("sha256"))
+    """Names, types and shapes of the tensors in a file, which safetensors compares with its size; no tensor is read."""
+    with wrap_read_errors(path):
+        with open(path, "rb", opener=_without_waiting) as file:
+            _check_size(file.fileno(), 2**63)
+            if int.from_bytes(file.read(8), "little") > LARGEST_HEADER:
+                raise ValueError(f"its header claims more than {LARGEST_HEADER} bytes")
+        with safe_open(path, "np") as opened:
+            described = opened.metadata() or {}
+            tensors = {name: _stored(name, opened.get_slice(name)) for name in opened.keys()}  # noqa: SIM118
+        metadata = json.loads(described.get("calgp", "{}"))
+        if not isinstance(metadata, dict):
+            raise ValueError("what is stored beside its tensors is no table")
+        return Header(tensors, metadata, described.get("sha256"))
 
 
 def read_tensors(path: Path, header: Header | None = None) -> dict[str, Tensor]:
@@ -203,17 +202,13 @@ def check_checkpoint(run: Run, task: Task, header: Header, path: Path, *, steps:
             raise _unfit(path, f"{short_repr(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
         states.setdefault(found[1], set()).add(found[2])
     # an optimiser has nothing to keep before its first step that did not fail, nor of a parameter without gradient
-    wrong = [place for place, each in states.items() if each != _optimiser_state(run.optimiser, shapes[int(place)])]
+    wrong = False
+    for place, names in states.items():
+        by_adam = run.optimiser == "muon" and len(shapes[int(place)]) != 4  # all but filters
+        wrong |= names != OPTIMISER_STATE["adam" if by_adam else run.optimiser or "adam"]
     if (state.step > state.failed and not states) or wrong:
         raise _unfit(path, f"it does not hold the state of the optimiser {run.optimiser}")
     return state
-
-
-def _optimiser_state(optimiser: str | None, shape: tuple[int, ...]) -> set[str]:
-    """What an optimiser keeps of a parameter of this shape."""
-    if optimiser == "muon":
-        return {"step", "momentum_buffer"} if len(shape) == 4 else OPTIMISER_STATE["adam"]
-    return OPTIMISER_STATE[optimiser or "adam"]
 
 
 def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[str, Tensor]:
@@ -296,23 +291,12 @@ def _check_size(handle: int, most: int) -> int:
 
 
 def _stored(name: str, entry: Any) -> Stored:
-    """An entry of a header. Where its bytes lie is checked by safetensors."""
-    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(
-            f"its header gives {short_repr(name)} the type {short_repr(dtype)}; known are {', '.join(DTYPES)}"
-        )
-    if not isinstance(shape, list) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+    dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+    if dtype not in DTYPES:
+        raise ValueError(f"its header gives {short_repr(name)} the type {dtype}; known are {', '.join(DTYPES)}")
+    if len(shape) > 8 or not all(n < 2**40 for n in shape):
         raise ValueError(f"its header gives {short_repr(name)} the shape {short_repr(shape)}")
-    return Stored(DTYPES[dtype], tuple(shape))
-
-
-def _metadata(described: Any) -> dict[str, Any]:
-    text = described.get("calgp", "{}") if isinstance(described, dict) else None
-    found = json.loads(text) if isinstance(text, str) else None
-    if not isinstance(found, dict):
-        raise ValueError("what is stored beside its tensors is no table")
-    return found
+    return Stored(DTYPES[dtype], shape)
 
 
 def _unfit(path: Path, what: str) -> CalgpError:

@@ -14,14 +14,14 @@ since a later version may write more.
 Point(x=1.0, label='a')
 """
 
-import functools
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from calgp.errors import CalgpError, short_repr
 from calgp.json_values import Json
+from calgp.options import adapter
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ Interval = tuple[float, float]  # a score may be infinite or NaN: a probability 
 def parse(kind: type[T], value: object) -> T:
     """The record of plain data; a CalgpError names the first value that is wrong."""
     try:
-        return _adapter(kind).validate_json(json.dumps(value), strict=True)
+        return adapter(kind).validate_json(json.dumps(value), strict=True)
     except RecursionError:
         raise CalgpError("it is nested too deep") from None
     except ValidationError as error:
@@ -49,9 +49,4 @@ def parse(kind: type[T], value: object) -> T:
 
 def to_json(record: object) -> dict[str, Json]:
     """The record as plain data, tuples as lists."""
-    return json.loads(json.dumps(_adapter(type(record)).dump_python(record)))
-
-
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    return json.loads(json.dumps(adapter(type(record)).dump_python(record)))

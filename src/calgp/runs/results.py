@@ -3,6 +3,7 @@
 Each is one JSON file of the run folder, or one line of its log (`runs.record` reads and writes them).
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -129,7 +130,7 @@ class Calibration:
         except CalgpError as error:
             raise ValueError(str(error)) from None
 
-    @property
+    @functools.cached_property
     def fitted(self) -> Calibrator:
         return calibration.from_json({**self.parameters, "calibrator": self.calibrator})
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 from calgp.runs.card import Card
-from calgp.runs.evaluation import METRICS
+from calgp.runs.evaluation import METRICS, evaluate_images
 from calgp.runs.results import Evaluation
 from calgp.runs.training_data import TrainingData
 
@@ -81,8 +81,8 @@ def _evaluation(classifier: Classifier, directory: Path | None, what: str, befor
         return Check(what, "not checked", f"it had {before.samples:,} samples; at most {MOST_SAMPLES:,} are made again")
     again = classifier.calibrated_by(before.calibration if before.calibrator else None)
     try:
-        now, predicted = again.evaluate_unsaved(
-            source, images=images, passes=before.samples, engine=before.engine, seed=before.seed,
+        now, predicted = evaluate_images(
+            again, source, images=images, passes=before.samples, engine=before.engine, seed=before.seed,
             convert=before.convert, corruption=corruption,
         )  # fmt: skip
     except CalgpError as error:  # the run's own predictions, to compare images of other classes with

@@ -6,7 +6,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -52,7 +52,9 @@ def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
             os.fsync(file.fileno())
         if before is not None:
             with suppress(PermissionError):  # somebody else's file in a folder that is ours too
-                _take_after(before, aside)
+                if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                    os.chown(aside, before.st_uid, before.st_gid)
+                os.chmod(aside, stat.S_IMODE(before.st_mode))
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
@@ -72,12 +74,6 @@ def _is_stream(path: Path) -> bool:
             for folder in (path.parent, os.path.dirname(os.readlink(path)))
         )
     return not stat.S_ISDIR(mode)
-
-
-def _take_after(before: os.stat_result, aside: str) -> None:
-    if hasattr(os, "chown") and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-        os.chown(aside, before.st_uid, before.st_gid)
-    os.chmod(aside, stat.S_IMODE(before.st_mode))
 
 
 def _beside(path: Path) -> str:
@@ -124,6 +120,15 @@ def flush_directory(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes | str]) -> None:
+    """Write files, each whole or not at all, into a folder that is made if need be."""
+    with wrap_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        for name, content in files.items():
+            write_whole(folder / name, content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
@@ -79,12 +80,17 @@ class SerialEngine(Engine):
 
 @dataclass(frozen=True)
 class Processes(Engine):
-    """Several tasks at a time, each in a process of one thread; one that dies is replaced, its task done again."""
+    """Several tasks at a time, each in a process of one thread; one that dies is replaced, its task done again.
+
+    joblib 1.6 (loky) was tried in its place (results/notes/scaling.md). A worker that the system kills ends all there:
+    TerminatedWorkerError, with the results of none of six tasks, where the same kill costs one repetition here. SIGINT
+    to the command alone kills its workers before they save; a task cannot say how far it is.
+    """
 
     jobs: int
 
     def run(self, work, tasks, *, ended, watch) -> None:
-        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        context = _context()
         stop, waiting, deaths = context.Event(), deque(range(len(tasks))), Counter[int]()
         free = [_Slot(context, stop) for _ in range(min(self.jobs, len(tasks)))]
         busy: dict[Future[str | None], tuple[_Slot, int]] = {}
@@ -122,6 +128,18 @@ class Processes(Engine):
                     slot.close(wait_for_it)
 
 
+def _context() -> Any:
+    """How processes begin. torch's threads do not survive a fork, so that this process cannot be forked itself.
+
+    On Linux they are forks of one that has imported everything and computed nothing; elsewhere each imports it again.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["calgp.search.jobs"])
+    return context
+
+
 _DIED = "its process died {} times, perhaps for want of memory; try fewer --jobs"
 
 
@@ -129,7 +147,7 @@ class _Slot:
     """A pool of one process, so that it has one task at a time and dies alone."""
 
     def __init__(self, context: Any, stop: Any) -> None:
-        self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(stop,))
+        self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(stop, dict(os.environ)))
         with _deaf():  # a process starts deaf to Ctrl-C, as its parent is at that moment
             self.process = self.pool.submit(os.getpid)
 
@@ -194,9 +212,10 @@ def _interruptible_attempt(work: Work[Task], task: Task) -> str | None:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(stop: Any) -> None:
+def _begin(stop: Any, environment: dict[str, str]) -> None:
     global _stop
     _stop = stop
+    os.environ.update(environment)  # a fork has that of the first pool
     work_alone()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):

@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from lightning_fabric import Fabric
 
-from calgp.data import data_directory
+from calgp.data import Images, data_directory
 from calgp.data.corruptions import corrupted
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
@@ -21,11 +21,10 @@ from calgp.runs.folder import RunFolder
 from calgp.runs.reading import read_json
 from calgp.runs.results import Evaluation
 from calgp.runs.training_data import held_out_images
-from calgp.runs.writing import remove_leftovers, wrap_os_errors, write_whole
+from calgp.runs.writing import wrap_os_errors, write_files
 from calgp.search.duration import count_of_test_images, count_of_training_images, seconds
 from calgp.search.engines import Engine, RunningTask, SerialEngine
 from calgp.search.image_scores import image_scores, image_scores_name, packed
-from calgp.training.loop import Step
 from calgp.training.run_training import train_run
 
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
@@ -39,16 +38,24 @@ class Shift:
     severity: int
     images: int | None = None
 
+    def applied_to(self, images: Images) -> Images:
+        part = images if self.images is None else images.balanced(self.images, seed=0)
+        return corrupted(part, self.kind, self.severity, seed=0)
+
 
 @dataclass(frozen=True)
 class Job:
-    """A run and everything that it is tested on, for all experiments that want it; `held_out`: its hold-out, too."""
+    """A run and everything that it is tested on, for all experiments that want it.
+
+    held_out: its hold-out, too. shelf: the folder of kept results where those of the run go.
+    """
 
     run: Run
     samples: int
     tests: tuple[Shift | None, ...] = (None,)
     outside: tuple[str, ...] = ()
     held_out: bool = False
+    shelf: str = ""
 
     @property
     def key(self) -> str:
@@ -81,6 +88,35 @@ class Job:
         yield from [held_out_name(self.run.source)] * self.held_out
         yield from (evaluated_name(self.run.source, test) for test in self.tests)
         yield from self.outside
+
+    def perform(self, where: "Paths", watch: Callable[[float], None] = lambda share: None) -> None:
+        """Train a run, or go on with it, and make the evaluations that it lacks. It may be killed at any moment."""
+        folder = RunFolder(where.runs / self.key)
+        fabric = Fabric(accelerator="auto", devices=1, precision=where.precision)  # pyright: ignore[reportArgumentType]
+        with folder.owned():
+            if not folder.finished or folder.interrupted:  # or killed between the model and the end
+                train_run(
+                    self.run, folder, fabric, directory=where.data, resume=folder.interrupted,
+                    watch=lambda step: watch(0.8 * step.step / step.steps),
+                )  # fmt: skip
+            # calibrated as the method means it: runs are compared by what was trained
+            classifier = Classifier.load(folder, fabric=fabric, calibrated=self.run.method.calibrator is not None)
+            source, count = self.run.source, passes(self.run, self.samples)
+            missing = [name for name in self.names() if evaluation(folder, self.run, name, self.samples) is None]
+            if (name := held_out_name(source)) in missing:
+                images = held_out_images(folder.path, classifier.card, where.data)
+                classifier.evaluate(name, images=images, passes=count)
+            for test in self.tests:
+                if (name := evaluated_name(source, test)) in missing:
+                    images = test_images(classifier.card, source, directory=where.data)
+                    classifier.evaluate(name, images=test.applied_to(images) if test else images, passes=count)
+                if test is not None:  # many and large; their scores are kept
+                    folder.remove(folder.predictions_name(name, self.run.method.calibrator))
+            for name in self.outside:
+                if name in missing:
+                    classifier.evaluate(name, directory=where.data, passes=count)
+        if where.keep is not None:
+            keep(folder, where.keep / self.shelf / self.key)
 
 
 @dataclass(frozen=True)
@@ -118,20 +154,6 @@ class Paths:
         places = {"runs": self.runs, "keep": self.keep, "data": data_directory(self.data)}
         absolute = {name: None if path is None else path.absolute() for name, path in places.items()}
         return replace(self, results=tuple(path.absolute() for path in self.results), **absolute)
-
-
-@dataclass
-class _Tally:
-    """What has been done so far."""
-
-    whole: float
-    jobs: int
-    work: float = 0.0
-    done: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
-
-    def progress(self, now: str, more: float = 0.0) -> Progress:
-        return Progress(self.work + more, self.whole, self.done, self.jobs, len(self.failures), now)
 
 
 def key(run: Run) -> str:
@@ -189,58 +211,17 @@ def first_done(job: Job, folders: Iterable[RunFolder]) -> RunFolder | None:
     return None
 
 
-def perform(job: Job, where: Paths, watch: Callable[[float], None] = lambda share: None) -> None:
-    """Train a run, or go on with it, and make the evaluations that it lacks. It may be killed at any moment."""
-    folder = RunFolder(where.runs / job.key)
-    with folder.owned():
-        _perform(job, folder, where, watch)
-    if where.keep is not None:
-        keep(folder, where.keep / job.key)
-
-
-def _perform(job: Job, folder: RunFolder, where: Paths, watch: Callable[[float], None]) -> None:
-    fabric = Fabric(accelerator="auto", devices=1, precision=where.precision)  # pyright: ignore[reportArgumentType]
-
-    def step(step: Step) -> None:
-        watch(0.8 * step.step / step.steps)
-
-    if not folder.finished or folder.interrupted:  # or killed between the model and the end
-        train_run(job.run, folder, fabric, directory=where.data, resume=folder.interrupted, watch=step)
-    calibrated = job.run.method.calibrator is not None  # as the method means it: runs are compared by what was trained
-    classifier = Classifier.load(folder, fabric=fabric, calibrated=calibrated)
-    count = passes(job.run, job.samples)
-    name = held_out_name(job.run.source)
-    if job.held_out and evaluation(folder, job.run, name, job.samples) is None:
-        classifier.evaluate(name, images=held_out_images(folder.path, classifier.card, where.data), passes=count)
-    for test in job.tests:
-        name = evaluated_name(job.run.source, test)
-        if evaluation(folder, job.run, name, job.samples) is None:
-            images = test_images(classifier.card, job.run.source, directory=where.data)
-            if test is not None:
-                part = images if test.images is None else images.balanced(test.images, seed=0)
-                images = corrupted(part, test.kind, test.severity, seed=0)
-            classifier.evaluate(name, images=images, passes=count)
-        if test is not None:  # many and large; their scores are kept
-            folder.remove(folder.predictions_name(name, job.run.method.calibrator))
-    for source in job.outside:
-        if evaluation(folder, job.run, source, job.samples) is None:
-            classifier.evaluate(source, directory=where.data, passes=count)
-
-
 def keep(folder: RunFolder, target: Path) -> None:
     """Copy what is small of a run: its description, scores, per-image scores and log, without the command line."""
+    files: dict[str, bytes | str] = {}
+    for evaluated in folder.evaluations():
+        if (found := image_scores(folder, evaluated)) is not None:
+            files[image_scores_name(folder, evaluated)] = packed(found)
     with wrap_os_errors(target):
-        target.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target)
-        for evaluated in folder.evaluations():
-            if (found := image_scores(folder, evaluated)) is not None:
-                write_whole(target / image_scores_name(folder, evaluated), packed(found))
-        for pattern in SMALL:
-            for file in folder.path.glob(pattern):
-                write_whole(target / file.name, file.read_bytes())
-        described = read_json(folder.path / "run.json")
-        described["environment"].pop("command", None)
-        write_whole(target / "run.json", (json.dumps(described, indent=1) + "\n").encode())  # last: then it counts
+        files |= {file.name: file.read_bytes() for pattern in SMALL for file in folder.path.glob(pattern)}
+    described = read_json(folder.path / "run.json")
+    described["environment"].pop("command", None)
+    write_files(target, files | {"run.json": json.dumps(described, indent=1) + "\n"})  # last: then it counts
 
 
 def run_jobs(
@@ -250,29 +231,30 @@ def run_jobs(
     absent = {source for job in todo for source in job.sources if not open_source(source).is_available(where.data)}
     left_out = [job for job in todo if absent & set(job.sources)]
     todo = [job for job in todo if not absent & set(job.sources)]
-    tally = _Tally(sum(job.seconds for job in todo), len(todo))
-    for source in sorted(absent):
-        count = sum(source in job.sources for job in left_out)
-        tally.failures[source] = (
-            f"{source} is not in {data_directory(where.data)}, so {count} runs were not made; --data or CALGP_DATA "
-            "names its folder."
-        )
+    failures = {
+        source: f"{source} is not in {data_directory(where.data)}, so {sum(source in job.sources for job in left_out)} "
+        "runs were not made; --data or CALGP_DATA names its folder."
+        for source in sorted(absent)
+    }
+    so_far = Progress(0.0, sum(job.seconds for job in todo), 0, len(todo), len(failures), "")
 
     def ended(job: Job, failure: str | None) -> None:
+        nonlocal so_far
         if failure is not None:
-            tally.failures[job.key] = f"{job.name}: {failure}"
-        tally.work, tally.done = tally.work + job.seconds, tally.done + 1
-        watch(tally.progress(job.name))
+            failures[job.key] = f"{job.name}: {failure}"
+        work, done = so_far.work + job.seconds, so_far.done + 1
+        so_far = replace(so_far, work=work, done=done, failed=len(failures), now=job.name)
+        watch(so_far)
 
     def under_way(seen: Sequence[RunningTask[Job]]) -> None:
         shares = [(under.task, share_done(under.task, where) if under.share is None else under.share) for under in seen]
         now = shares[0][0].name if len(shares) == 1 else f"{len(shares)} runs at a time"
-        watch(tally.progress(now, sum(job.seconds * share for job, share in shares)))
+        watch(replace(so_far, work=so_far.work + sum(job.seconds * share for job, share in shares), now=now))
 
-    watch(tally.progress(""))
+    watch(so_far)
     if todo:
-        engine.run(partial(perform, where=where.absolute()), todo, ended=ended, watch=under_way)
-    return tally.failures
+        engine.run(partial(Job.perform, where=where.absolute()), todo, ended=ended, watch=under_way)
+    return failures
 
 
 def share_done(job: Job, where: Paths) -> float:

@@ -26,7 +26,7 @@ from calgp.runs.inputs import image_files
 from calgp.runs.prediction import Prediction
 from calgp.runs.reading import is_file
 from calgp.runs.record import Count, Text
-from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.runs.writing import write_files
 from calgp.search.engines import Engine, SerialEngine
 from calgp.search.shards import Shard, Sharded, ShardTask, make_shards, sha256
 
@@ -99,8 +99,7 @@ class PredictShard:
             raise CalgpError(f"None of the {len(files.names)} images from {files.names[0]} on can be read.")
         data = io.BytesIO()
         np.savez(data, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})  # type: ignore[arg-type]
-        with wrap_os_errors(self.folder):
-            write_whole(self.folder / how.shard_name(task.number), data.getvalue())
+        write_files(self.folder, {how.shard_name(task.number): data.getvalue()})
 
 
 def predict_shards(

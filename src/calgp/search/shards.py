@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from calgp.errors import CalgpError
+from calgp.runs.failures import Interrupted
 from calgp.runs.reading import is_file, read_json, wrap_read_errors
 from calgp.runs.record import Count, Text, parse, to_json
-from calgp.runs.writing import LOCK, owned, wrap_os_errors, write_whole
+from calgp.runs.writing import LOCK, owned, wrap_os_errors, write_files
 from calgp.search.engines import Engine, RunningTask, SerialEngine, Work
 
 MANIFEST = "manifest.json"
+INTERRUPTED = 130  # status of a command that Ctrl-C has ended
 CHUNK = 2**20  # bytes
 
 
@@ -130,7 +132,11 @@ def make_shards(
 
         show(done)
         if todo:
-            engine.run(work, _Tasks(todo, content), ended=ended, watch=under_way)
+            try:
+                engine.run(work, _Tasks(todo, content), ended=ended, watch=under_way)
+            except Interrupted as stopped:
+                stopped.status = INTERRUPTED
+                raise
     return manifest
 
 
@@ -160,8 +166,7 @@ def read_manifest(folder: Path, kind: type[M]) -> M:
 
 
 def write_manifest(folder: Path, manifest: Sharded) -> None:
-    with wrap_os_errors(folder):
-        write_whole(folder / MANIFEST, (json.dumps(to_json(manifest), indent=1) + "\n").encode())
+    write_files(folder, {MANIFEST: json.dumps(to_json(manifest), indent=1) + "\n"})
 
 
 def check_folder(folder: Path, wanted: Sharded) -> None:

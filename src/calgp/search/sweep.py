@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import TypedDict
 
 from calgp.errors import CalgpError
 from calgp.json_values import Json
-from calgp.options import COUNT, Text, check_options, find_option, option, validate
+from calgp.options import COUNT, Text, check_options, find_option, json_or_text, option, validate
 from calgp.report.csv_text import csv_text
 from calgp.report.sweep import sweep_page
 from calgp.run import SEED, Run, assign, train_command
 from calgp.runs import RunFolder, from_json
 from calgp.runs.comparison import METRICS, average
-from calgp.runs.writing import owned, remove_leftovers, wrap_os_errors, write_whole
+from calgp.runs.writing import owned, write_files
 from calgp.search.engines import Engine, SerialEngine
 from calgp.search.jobs import Job, Paths, Progress, done_folder, evaluation, held_out_name, run_jobs
 
@@ -88,7 +87,10 @@ class Sweep:
         found: dict[str, dict[str, Json]] = {}
         for index in range(100 * self.random + 1000):  # whole numbers of a short range may not be so many
             generator = random.Random(f"{self.draw_seed}/{index}")  # noqa: S311 (nothing is secret)
-            setting = {name: _drawn(axis, generator) for name, axis in self.axes.items()}
+            setting = {
+                name: axis.draw(generator) if isinstance(axis, Range) else generator.choice(axis)
+                for name, axis in self.axes.items()
+            }
             found.setdefault(json.dumps(setting), setting)
             if len(found) == self.random:
                 break
@@ -176,7 +178,11 @@ def axis_of(name: str, given: Json) -> tuple[str, Axis]:
     name = name if "." in name else find_option(Run, name, of="run").name
     if isinstance(given, str) and given.split(":")[0] in KINDS:
         return name, _range(name, given)
-    values = _listed(given) if isinstance(given, str) else given if isinstance(given, list) else [given]
+    if isinstance(given, str):  # JSON values with commas between them, or texts
+        values = json_or_text(f"[{given}]")
+        values = values if isinstance(values, list) else [json_or_text(part) for part in given.split(",")]
+    else:
+        values = given if isinstance(given, list) else [given]
     values = [Text(value) if isinstance(value, str) else value for value in values]
     if not values or any(values.count(value) > 1 for value in values):
         raise CalgpError(f"{name} has {values} in the grid; give it values that differ.")
@@ -203,25 +209,6 @@ def _range(name: str, text: str) -> Range:
     if not -math.inf < low < high < math.inf or (kind == "loguniform" and low <= 0):
         raise CalgpError(f"Invalid {name}={text}: LOW must be below HIGH, and above 0 in a loguniform range.")
     return Range(kind, low, high)
-
-
-def _listed(text: str) -> list[Json]:
-    """JSON values with commas between them, or texts."""
-    try:
-        return json.loads(f"[{text}]")
-    except ValueError:
-        return [_value(part) for part in text.split(",")]
-
-
-def _value(text: str) -> Json:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _drawn(axis: Axis, generator: random.Random) -> Json:
-    return axis.draw(generator) if isinstance(axis, Range) else generator.choice(axis)
 
 
 @dataclass(frozen=True)
@@ -322,43 +309,29 @@ def best_command(found: Sequence[SweepResult]) -> str | None:
     return train_command(found[0].run) if found and len(found[0].seeds) == found[0].planned else None
 
 
-class SweepTable(TypedDict):
-    """What table.json holds."""
-
-    command: str
-    seeds: list[int]
-    samples: int
-    rows: list[dict[str, Json]]
-    best: str | None
-    failures: dict[str, str]
-
-
 def write_sweep(
     sweep: Sweep, found: Sequence[SweepResult], out: Path, *, command: str, failures: Mapping[str, str]
-) -> SweepTable:
+) -> dict[str, Json]:
     """Write table.csv, table.json and report.html; what the JSON holds."""
     rows = plain_rows(found)
-    table: SweepTable = {
+    best, table = best_command(found), dict[str, Json]()
+    table |= {
         "command": command,
         "seeds": list(sweep.seeds),
         "samples": sweep.samples,
         "rows": [{**row, "setting": each.setting, "runs": each.folders} for row, each in zip(rows, found, strict=True)],
-        "best": best_command(found),
+        "best": best,
         "failures": dict(failures),
     }
     page = sweep_page(
         title=" × ".join(sweep.axes) or "One setting",
         command=command,
-        best=best_command(found),
+        best=best,
         rows=[
             (worded(each.setting), f"{len(each.seeds)} of {each.planned}", each.held_out, each.test) for each in found
         ],
         failures=list(failures.values()),
     )
-    files = {"table.csv": csv_text(rows), "table.json": json.dumps(table, indent=1) + "\n", "report.html": page}
-    with wrap_os_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(out)
-        for name, content in files.items():
-            write_whole(out / name, content.encode("utf-8", "replace"))
+    content = json.dumps(table, indent=1) + "\n"
+    write_files(out, {"table.csv": csv_text(rows), "table.json": content, "report.html": page})
     return table

@@ -20,10 +20,9 @@ from calgp.methods.space import Axis
 from calgp.runs import Run, RunFolder
 from calgp.runs.description import from_folder, to_json
 from calgp.runs.fit_calibrator import cross_fitted
-from calgp.runs.folder import Card
 from calgp.runs.reading import read_json
-from calgp.runs.writing import wrap_os_errors, write_whole
-from calgp.search.jobs import Job, Paths, done_folder, evaluation, held_out_name, perform
+from calgp.runs.writing import write_files
+from calgp.search.jobs import Job, Paths, done_folder, evaluation, held_out_name
 
 from .halving import Attempt, Budget, Edge, Options, Pilot, Search, best_of, edges_of, successive_halving
 
@@ -134,7 +133,7 @@ def tune(base: Run, budget: Budget, where: Paths, *, watch: Callable[[float], No
         pilot = Pilot(options, rung, steps, job.run.seed, key=job.key)
         try:
             if done_folder(job, where, {}) is None:
-                perform(job, where, share)
+                job.perform(where, share)
             pilot = scored(pilot, job, where, base.method.calibrator)
         except (CalgpError, torch.linalg.LinAlgError) as error:
             pilot = replace(pilot, failure=_numerical(error))
@@ -147,7 +146,10 @@ def tune(base: Run, budget: Budget, where: Paths, *, watch: Callable[[float], No
     if not cards:
         raise CalgpError(f"Every pilot of {base.label} failed; the first: {found.pilots[0].failure}.")
     declared, classes = dict(base.method.space()), cards[0].task.classes
-    return TuningLog(base, budget, declared, dict(found.space), found.pilots, _made_by(cards), classes)
+    last = max((card.environment for card in cards), key=lambda environment: environment.started or "")
+    names = ("calgp", "torch", "device", "precision")
+    made_by = MadeBy(**{name: str(getattr(last, name) or "unknown") for name in names}, date=(last.started or "")[:10])
+    return TuningLog(base, budget, declared, dict(found.space), found.pilots, made_by, classes)
 
 
 def search(base: Run, budget: Budget, attempt: Attempt) -> Search:
@@ -213,12 +215,6 @@ def scored(pilot: Pilot, job: Job, where: Paths, calibrator: str | None) -> Pilo
     return replace(pilot, mnll=scores.mnll, err=scores.err, ece=scores.ece, seconds=seconds)
 
 
-def _made_by(cards: Iterable[Card]) -> MadeBy:
-    found = max((card.environment for card in cards), key=lambda environment: environment.started or "")
-    names = ("calgp", "torch", "device", "precision")
-    return MadeBy(**{name: str(getattr(found, name) or "unknown") for name in names}, date=(found.started or "")[:10])
-
-
 _LOG = TypeAdapter(TuningLog)
 
 
@@ -231,9 +227,7 @@ def write_log(log: TuningLog, path: Path) -> None:
         "total_pilots": len(log.pilots),
         "total_steps": log.steps,
     }
-    with wrap_os_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
+    write_files(path.parent, {path.name: json.dumps(data, indent=1) + "\n"})
 
 
 def read_log(path: Path) -> TuningLog:

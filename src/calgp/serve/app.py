@@ -23,20 +23,18 @@ from calgp.serve.middleware import LOOPBACK, RequestMiddleware, problem_response
 from calgp.serve.model_info import gallery_response, model_response
 from calgp.serve.openapi import PROBLEMS, STREAM, TAKES, complete
 from calgp.serve.problems import HTTPProblem
-from calgp.serve.schemas import GalleryResponse, Health, ModelResponse, PredictionResponse, validation_sentence
+from calgp.serve.schemas import (
+    Asked,
+    AskedStream,
+    GalleryResponse,
+    Health,
+    ModelResponse,
+    PredictionResponse,
+    validation_sentence,
+)
 from calgp.serve.service import Service
 
-SAMPLES = 50  # unless asked for otherwise, as in `calgp predict`
 STATIC = Path(__file__).parent / "static"
-
-# what a request may ask for; `limits.samples` is checked in `service`, and stands in the document by `openapi`
-Samples = Annotated[int, Query(ge=1, description="S: draws of the masks to average over.")]
-Seed = Annotated[int, Query(ge=0, lt=2**63, description="Of the masks: the same seed gives the same answer.")]
-Error = Annotated[
-    float | None, Query(gt=0, lt=1, description="Stop as soon as the label is decided but for this probability.")
-]
-Every = Annotated[int | None, Query(ge=1, description="Samples between two lines; samples / 25 unless given.")]
-Draws = Annotated[bool, Query(description="Also the probabilities of each single sample.")]
 
 
 def create_app(
@@ -76,7 +74,6 @@ def create_app(
     private = [] if token is None else [Depends(_token_check(token))]
     app.include_router(_predictions(service), dependencies=private, responses=PROBLEMS)
     app.include_router(_run(classifier, service), dependencies=private, responses=PROBLEMS)
-    app.include_router(_metrics(service), dependencies=private, responses=PROBLEMS)
     app.include_router(_probes(service), responses=PROBLEMS)
     _add_page(app)
     _add_problems(app)
@@ -91,43 +88,34 @@ def _predictions(service: Service) -> APIRouter:
     router = APIRouter(tags=["predict"], dependencies=[Depends(admit)])
 
     @router.post("/v1/predict", response_model=PredictionResponse, openapi_extra=TAKES)
-    async def predict(request: Request, samples: Samples = SAMPLES, seed: Seed = 0, error: Error = None) -> Response:
+    async def predict(request: Request, asked: Annotated[Asked, Query()]) -> Response:
         """What images show, and how certain that is."""
-        return await service.predict(request, samples, seed, error)
+        return await service.predict(request, asked)
 
     @router.post("/v1/predict/stream", response_class=StreamingResponse, responses=STREAM, openapi_extra=TAKES)
-    async def stream(
-        request: Request, samples: Samples = SAMPLES, seed: Seed = 0, error: Error = None, every: Every = None,
-        draws: Draws = False,
-    ) -> Response:  # fmt: skip
+    async def stream(request: Request, asked: Annotated[AskedStream, Query()]) -> Response:
         """The same as lines of JSON, one as often as some samples have come; the last has `done`: true."""
-        return await service.stream(request, samples, seed, error, every, draws)
+        return await service.stream(request, asked)
 
     return router
 
 
 def _run(classifier: Classifier, service: Service) -> APIRouter:
-    model = model_response(classifier, service.model, service.limits, samples=SAMPLES).model_dump_json()
+    model = model_response(classifier, service.model, service.limits).model_dump_json()
     gallery = gallery_response(classifier).model_dump_json()
-    router = APIRouter(tags=["model"])
+    router = APIRouter()
 
-    @router.get("/v1/model", response_model=ModelResponse)
+    @router.get("/v1/model", tags=["model"], response_model=ModelResponse)
     async def get_model() -> Response:
         """The run: method, classes, scores, reliability, and the server's limits."""
         return Response(model, media_type="application/json")
 
-    @router.get("/v1/gallery", response_model=GalleryResponse)
+    @router.get("/v1/gallery", tags=["model"], response_model=GalleryResponse)
     async def get_gallery() -> Response:
         """The most and the least certain test images, and the confidently wrong ones."""
         return Response(gallery, media_type="application/json")
 
-    return router
-
-
-def _metrics(service: Service) -> APIRouter:
-    router = APIRouter(tags=["operation"])
-
-    @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+    @router.get("/metrics", tags=["operation"], responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Prometheus's text format."""
         return Response(service.metrics.exposition(), headers={"Content-Type": MEDIA})

@@ -16,7 +16,9 @@ from torch import Tensor
 from calgp.gp import Sampling, label_is_decided
 from calgp.runs.prediction import OneShot
 from calgp.serve.limits import Limits
-from calgp.serve.model import Answer, ServedModel
+from calgp.serve.model import ServedModel
+from calgp.serve.problems import HTTPProblem
+from calgp.serve.schemas import Prediction
 
 CHECK_EVERY = 8  # samples between two checks of whether a label is decided: fixed, whatever else is in the batch
 MOST_UNREAD = 4  # reports that a client has not taken yet; until it does, it gets no more
@@ -25,23 +27,11 @@ JOIN = 5.0  # seconds that a closing server waits for the thread, once its jobs 
 LOG = logging.getLogger("calgp.serve")
 
 
-class Refused(Exception):
-    """A job that cannot be accepted; `retry` is when to try again, in seconds."""
-
-    def __init__(self, reason: str, retry: float) -> None:
-        super().__init__(reason)
-        self.reason, self.retry = reason, retry
-
-
-class ModelDied(Exception):
-    """The thread that owns the model has ended: nothing can be predicted any more."""
-
-
 @dataclass(frozen=True)
 class Progress:
     """What a job is sent: at its end, and if it has a `step`, at every step before."""
 
-    answers: list[Answer]
+    answers: list[Prediction]
     draws: list[Tensor] | None  # for each image the probabilities of each sample since the last report, [S, Q]
     samples: int  # drawn so far, for the images that are not finished yet
     done: bool
@@ -93,8 +83,8 @@ class Worker:
         model: ServedModel,
         limits: Limits,
         *,
-        observe: Callable[[int, int, float], None] = lambda images, samples, seconds: None,
-        on_death: Callable[[], None] = lambda: None,
+        observe: Callable[[int, int, float], None],
+        on_death: Callable[[], None],
         threads: int | None = None,
     ) -> None:
         self._model, self._limits, self._observe, self._on_death = model, limits, observe, on_death
@@ -132,17 +122,17 @@ class Worker:
         return self._open_work * self._pace
 
     def check(self, images: int = 1, kept: int = 0) -> None:
-        """Refuse `images` more that would wait in vain, or `kept` more numbers than memory is for."""
+        """Refuse (503) `images` more that would wait in vain, or `kept` more numbers than memory is for."""
         if self._dead:
-            raise Refused("The model has failed, and the server is ending.", 5)
+            raise HTTPProblem.busy("The model has failed, and the server is ending.", 5)
         if self._closing:
-            raise Refused("The server is shutting down.", 5)
+            raise HTTPProblem.busy("The server is shutting down.", 5)
         if self._open_images and self._open_images + images > self._limits.queue:
-            raise Refused(f"{self._open_images} images are waiting, as many as are accepted.", self.backlog)
+            raise HTTPProblem.busy(f"{self._open_images} images are waiting, as many as are accepted.", self.backlog)
         if kept and self._open_kept and self._open_kept + kept > KEPT:
-            raise Refused("Other requests keep as many samples as there is memory for.", self.backlog)
+            raise HTTPProblem.busy("Other requests keep as many samples as there is memory for.", self.backlog)
         if self.backlog > self._limits.seconds:
-            raise Refused("What is waiting already takes longer than a request may.", self.backlog)
+            raise HTTPProblem.busy("What is waiting already takes longer than a request may.", self.backlog)
 
     def submit(self, job: Job) -> None:
         """Queue a job, or refuse it at once."""
@@ -207,7 +197,7 @@ class Worker:
             for job in jobs:
                 self._release(job)
         for job in jobs:
-            job.send(ModelDied())
+            job.send(HTTPProblem.busy("The model has failed, and the server is ending.", 5))
         self._on_death()
 
     def _next(self) -> list[Job] | None:
@@ -331,15 +321,11 @@ class _Batch:
         """For each row whether its label is decided; None where that was not asked for."""
         checking = {job for job in self.jobs if drawn % CHECK_EVERY == 0 or drawn >= job.samples}
         errors = {job.error for job in checking if job.error is not None}
-        found = {error: self._labels_decided(error) for error in errors}
+        found = {error: label_is_decided(self._drawn, error).tolist() for error in errors if self._drawn is not None}
         return [
             None if job.error is None else job in checking and found[job.error][place]
             for place, (job, _) in enumerate(self.owners)
         ]
-
-    def _labels_decided(self, error: float) -> list[bool]:
-        assert self._drawn is not None  # noqa: S101 (for the type checker)
-        return label_is_decided(self._drawn, error).tolist()
 
     def _draws(self, job: Job) -> list[Tensor] | None:
         """The samples since the last report, for each image of a job; none for one finished before."""

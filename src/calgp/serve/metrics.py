@@ -1,11 +1,9 @@
 """What an operator watches: counters and histograms in Prometheus's words. Labels are few and fixed."""
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as MEDIA
 
-from calgp.serve.model import Answer
+from calgp.serve.schemas import Prediction
 
 __all__ = ["MEDIA", "Metrics"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -34,16 +32,13 @@ class Metrics:
         self.queue = Gauge("calgp_queue_images", "Images accepted and not yet answered.", registry=kept)
         self.open = Gauge("calgp_open_requests", "Requests being read, waiting or computed.", registry=kept)
 
-    def watch_queue(self, queued: Callable[[], float]) -> None:
-        self.queue.set_function(queued)
-
     def observe_turn(self, images: int, samples: int, seconds: float) -> None:
         """A turn of the model."""
         self.samples.inc(images * samples)
         self.batch.observe(images)
         self.turn.observe(seconds)
 
-    def observe_answers(self, answers: list[Answer]) -> None:
+    def observe_answers(self, answers: list[Prediction]) -> None:
         self.images.inc(len(answers))
         for answer in answers:
             self.drawn.observe(answer.samples)

@@ -1,6 +1,6 @@
 """The run's model as the server uses it: the one place of this room that computes with `Classifier`."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,25 +12,7 @@ from calgp.gp.inference import MEMORY
 from calgp.runs import Classifier
 from calgp.runs.evaluation import colour_of, on_cpu
 from calgp.runs.prediction import OneShot
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What is known about one image so far: plain numbers."""
-
-    index: int  # of the most probable class
-    probabilities: list[float]
-    spread: list[float]
-    monte_carlo_error: list[float]
-    entropy: float
-    aleatoric: float
-    epistemic: float
-    conformal_set: list[int] | None
-    abstain: bool | None
-    samples: int
-    label_is_decided: bool | None  # whether sampling stopped because the label is; None if that was not asked for
-    outlier_score: float | None = None  # None where the run has none
-    outlier: bool | None = None
+from calgp.serve.schemas import Prediction
 
 
 class ServedModel:
@@ -65,29 +47,45 @@ class ServedModel:
     def engine(self) -> Engine:
         return self._passes.engine
 
-    def describe(self, samples: int) -> str:
-        """How a prediction was computed: "1 pass" or "50 samples"."""
-        return str(Passes(samples, "samples" if self.random else "moments"))
-
     def sampling(self, images: Tensor, seed: int) -> Sampling | OneShot:
         """Begin to predict images (uint8), all with the masks of row 0, as `Classifier.predict` has them."""
         return self._classifier.sampling((images.float() / 255).to(self._like), seed)
 
-    def answers(self, predictive: Predictive, images: Tensor, decided: list[bool | None], samples: int) -> list[Answer]:
-        """A predictive as plain numbers, calibrated and decided upon as the run says."""
+    def answers(
+        self, predictive: Predictive, images: Tensor, decided: list[bool | None], samples: int
+    ) -> list[Prediction]:
+        """What is known about each image after so many samples, calibrated and decided upon as the run says."""
         part = on_cpu(predictive)
         if self._classifier.calibrator is not None:
             part = part.calibrated(self._classifier.calibrator.apply(part.log_probs))
-        rules, none = self._classifier.decide_on(part, images), [None] * len(images)
-        sets = [row.nonzero().flatten().tolist() for row in rules["sets"]] if "sets" in rules else none
-        abstains = rules["abstained"].tolist() if "abstained" in rules else none
-        columns = (
-            part.labels, part.probs, part.spread, part.monte_carlo_error, part.entropy, part.expected_entropy,
-            part.mutual_information,
-        )  # fmt: skip
-        counts, scores, outliers = [samples] * len(images), none, none
+        columns: dict[str, list[Any]] = {
+            "index": part.labels.tolist(), "probabilities": part.probs.tolist(), "spread": part.spread.tolist(),
+            "monte_carlo_error": part.monte_carlo_error.tolist(), "entropy": part.entropy.tolist(),
+            "aleatoric": part.expected_entropy.tolist(), "epistemic": part.mutual_information.tolist(),
+            "label_is_decided": decided,
+        } | self._rules(part, images)  # fmt: skip
+        shared = {"samples": samples, "passes": str(Passes(samples, "samples" if self.random else "moments"))}
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return [
+            Prediction.model_construct(
+                label=self.classes[row["index"]], confidence=row["probabilities"][row["index"]], **shared, **row
+            )
+            for row in rows
+        ]
+
+    def _rules(self, part: Predictive, images: Tensor) -> dict[str, list[Any]]:
+        """The run's decisions and outlier scores; None for each image where it has none."""
+        found: dict[str, list[Any]] = dict.fromkeys(
+            ("conformal_set", "abstain", "outlier_score", "outlier"), [None] * len(images)
+        )
+        rules = self._classifier.decide_on(part, images)
+        if "sets" in rules:
+            found["conformal_set"] = [[self.classes[q] for q in row.nonzero().flatten()] for row in rules["sets"]]
+        if "abstained" in rules:
+            found["abstain"] = rules["abstained"].tolist()
         if part.outlier_scores is not None:
-            first, threshold = part.outlier_scores[:, 0], self._classifier.outlier_threshold
-            scores, outliers = first.tolist(), none if threshold is None else threshold.flags(first).tolist()
-        more = (sets, abstains, counts, decided, scores, outliers)
-        return [Answer(*row) for row in zip(*(column.tolist() for column in columns), *more, strict=True)]
+            scores, threshold = part.outlier_scores[:, 0], self._classifier.outlier_threshold
+            found["outlier_score"] = scores.tolist()
+            if threshold is not None:
+                found["outlier"] = threshold.flags(scores).tolist()
+        return found

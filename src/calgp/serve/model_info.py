@@ -6,7 +6,7 @@ from torch import Tensor
 from calgp._version import __version__
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.report.gallery import by_entropy, data_uri
+from calgp.report.gallery import chosen
 from calgp.runs import Classifier
 from calgp.runs.evaluation import test_images
 from calgp.runs.record import to_json
@@ -14,6 +14,7 @@ from calgp.runs.results import Evaluation
 from calgp.serve.limits import Limits
 from calgp.serve.model import ServedModel
 from calgp.serve.schemas import (
+    SAMPLES,
     EvaluationInfo,
     GalleryImage,
     GalleryResponse,
@@ -23,14 +24,12 @@ from calgp.serve.schemas import (
     OutlierRule,
 )
 
-GALLERY = 12  # images of each kind
 
-
-def model_response(classifier: Classifier, model: ServedModel, limits: Limits, *, samples: int) -> ModelResponse:
+def model_response(classifier: Classifier, model: ServedModel, limits: Limits) -> ModelResponse:
     """The run's card, its evaluations and the limits."""
     folder, card, task = classifier.folder, classifier.card, classifier.card.task
     calibrator = None if classifier.calibration is None else classifier.calibration.calibrator
-    decisions = classifier.active_decisions
+    decisions, rule, score = classifier.active_decisions, classifier.outlier_threshold, classifier.outlier_names[:1]
     return ModelResponse(
         name=folder.name,
         label=card.label,
@@ -43,19 +42,12 @@ def model_response(classifier: Classifier, model: ServedModel, limits: Limits, *
         engine=model.engine,
         calibrator=calibrator,
         decisions=None if decisions is None else to_json(decisions),
-        outliers=_outlier_rule(classifier),
+        outliers=rule and OutlierRule(score=score[0], threshold=rule.threshold, false_alarm=rule.false_alarm),
         evaluations=[_evaluation(classifier, each) for each in folder.evaluations() if each.calibrator == calibrator],
-        default_samples=min(samples, limits.samples) if model.random else 1,
+        default_samples=min(SAMPLES, limits.samples) if model.random else 1,
         limits=LimitsInfo(**{name: getattr(limits, name) for name in LimitsInfo.model_fields}),
         version=__version__,
     )
-
-
-def _outlier_rule(classifier: Classifier) -> OutlierRule | None:
-    rule = classifier.outlier_threshold
-    if rule is None:
-        return None
-    return OutlierRule(score=classifier.outlier_names[0], threshold=rule.threshold, false_alarm=rule.false_alarm)
 
 
 def _evaluation(classifier: Classifier, evaluation: Evaluation) -> EvaluationInfo:
@@ -82,14 +74,9 @@ def gallery_response(classifier: Classifier) -> GalleryResponse:
         columns, images = _predicted(classifier)
     except CalgpError:
         return GalleryResponse(most_certain=[], least_certain=[], confidently_wrong=[])
-    classes = classifier.classes
-    wrong = (columns["label"] != columns["y"]).nonzero().squeeze(1)
-    sure = wrong[columns["confidence"][wrong].argsort(descending=True, stable=True)]
-    return GalleryResponse(
-        most_certain=_gallery(images, columns, by_entropy(columns, descending=False), classes),
-        least_certain=_gallery(images, columns, by_entropy(columns), classes),
-        confidently_wrong=_gallery(images, columns, sure, classes),
-    )
+    found = chosen(images, columns, classifier.classes)
+    least, wrong, most = ([GalleryImage(**vars(image)) for image in kind] for kind in found)
+    return GalleryResponse(most_certain=most, least_certain=least, confidently_wrong=wrong)
 
 
 def _predicted(classifier: Classifier) -> tuple[dict[str, Tensor], Images]:
@@ -100,21 +87,3 @@ def _predicted(classifier: Classifier) -> tuple[dict[str, Tensor], Images]:
     if columns is None or len(images) != len(columns["entropy"]) or not (images.y == columns["y"]).all():
         raise CalgpError("The test images are not those that were predicted.")
     return columns, images
-
-
-def _gallery(images: Images, columns: dict[str, Tensor], index: Tensor, classes: tuple[str, ...]) -> list[GalleryImage]:
-    index = index[:GALLERY]
-    chosen = {name: values[index].tolist() for name, values in columns.items() if values.ndim == 1}
-    return [
-        GalleryImage(
-            image=data_uri(images.x[place]),
-            name=f"row {chosen['rows'][i]}" if images.names is None else images.names[int(place)],
-            truth=images.classes[chosen["y"][i]],
-            label=classes[chosen["label"][i]],
-            confidence=chosen["confidence"][i],
-            entropy=max(chosen["entropy"][i], 0),
-            epistemic=max(chosen["mutual_information"][i], 0),
-            wrong=chosen["label"][i] != chosen["y"][i],
-        )
-        for i, place in enumerate(map(int, index))
-    ]

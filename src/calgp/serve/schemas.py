@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
 
 from calgp.json_values import Json
 
+SAMPLES = 50  # unless asked for otherwise, as in `calgp predict`
 Shade = Annotated[int, Field(ge=0, le=255)]
 Colours = Annotated[list[Shade], Field(min_length=3, max_length=3), FailFast()]
 GreyLine = Annotated[list[Shade], Field(min_length=1), FailFast()]
@@ -58,6 +59,21 @@ class ImagesRequest(Closed):
     """Images of any size: they are stretched and recoloured to what the model takes, as `calgp predict` does it."""
 
     images: Annotated[list[Form], Field(min_length=1), FailFast()]
+
+
+class Asked(BaseModel):
+    """What the address of a prediction may ask for; `limits.samples` is checked in `service`."""
+
+    samples: int = Field(SAMPLES, ge=1, description="S: draws of the masks to average over.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the masks: the same seed gives the same answer.")
+    error: float | None = Field(
+        None, gt=0, lt=1, description="Stop as soon as the label is decided but for this probability."
+    )
+
+
+class AskedStream(Asked):
+    every: int | None = Field(None, ge=1, description="Samples between two lines; samples / 25 unless given.")
+    draws: bool = Field(False, description="Also the probabilities of each single sample.")
 
 
 class Prediction(Closed):

@@ -12,16 +12,15 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
-from torch import Tensor
 
 from calgp.runs import Classifier
-from calgp.serve.batching import Job, ModelDied, Progress, Refused, Worker
+from calgp.serve.batching import Job, Progress, Worker
 from calgp.serve.limits import Limits
 from calgp.serve.metrics import Metrics
 from calgp.serve.middleware import problem_response
-from calgp.serve.model import Answer, ServedModel
+from calgp.serve.model import ServedModel
 from calgp.serve.problems import HTTPProblem
-from calgp.serve.schemas import Prediction, PredictionResponse, StreamLine
+from calgp.serve.schemas import Asked, AskedStream, PredictionResponse, StreamLine
 from calgp.serve.uploads import Uploads
 
 Reports = asyncio.Queue[Progress | Exception]
@@ -56,14 +55,9 @@ class Service:
 
     async def start(self) -> None:
         await self._uploads.decoders.start()
-        self._worker = Worker(
-            self.model,
-            self.limits,
-            observe=self.metrics.observe_turn,
-            on_death=self._on_death,
-            threads=self._threads,
-        )
-        self.metrics.watch_queue(lambda: 0 if self._worker is None else self._worker.queued)
+        observe, on_death = self.metrics.observe_turn, self._on_death
+        self._worker = Worker(self.model, self.limits, observe=observe, on_death=on_death, threads=self._threads)
+        self.metrics.queue.set_function(lambda: 0 if self._worker is None else self._worker.queued)
 
     async def stop(self) -> None:
         if self._worker is not None:
@@ -72,42 +66,38 @@ class Service:
 
     def check(self) -> None:
         """Refuse a request, before anything of it is read, if not even one more image can be accepted."""
-        try:
-            self._running.check()
-        except Refused as refused:
-            raise HTTPProblem.busy(refused.reason, refused.retry) from None
+        self._running.check()
 
-    async def predict(self, request: Request, samples: int, seed: int, error: float | None) -> Response:
+    async def predict(self, request: Request, asked: Asked) -> Response:
         """One answer, when all samples are there."""
         reports: Reports = asyncio.Queue()
-        job = await self._submit(request, reports, samples=samples, seed=seed, error=error)
+        job = await self._submit(request, reports, asked)
         try:
             last = await _unless_gone(request, self._next(job, reports))
         finally:
             self._running.cancel(job)
         self.metrics.observe_answers(last.answers)
-        predictions = [self._prediction(answer) for answer in last.answers]
-        found = PredictionResponse.model_construct(classes=self.model.classes, seed=seed, predictions=predictions)
+        found = PredictionResponse.model_construct(
+            classes=self.model.classes, seed=asked.seed, predictions=last.answers
+        )
         return Response(found.model_dump_json(), media_type="application/json")
 
-    async def stream(
-        self, request: Request, samples: int, seed: int, error: float | None, every: int | None, draws: bool
-    ) -> Response:
+    async def stream(self, request: Request, asked: AskedStream) -> Response:
         """Lines of JSON while samples arrive."""
         reports: Reports = asyncio.Queue()
-        step = every or max(samples // 25, 1)
-        job = await self._submit(request, reports, samples=samples, seed=seed, error=error, step=step, draws=draws)
+        step = asked.every or max(asked.samples // 25, 1)
+        job = await self._submit(request, reports, asked, step=step, draws=asked.draws)
         return _JobResponse(self._lines(job, reports), lambda: self._running.cancel(job))
 
     async def _submit(
-        self, request: Request, reports: Reports, *, samples: int, draws: bool = False, **options: Any
+        self, request: Request, reports: Reports, asked: Asked, *, step: int | None = None, draws: bool = False
     ) -> Job:
         """Read a request's images and queue them; what becomes of them arrives in `reports`."""
-        if samples > self.limits.samples:
+        if asked.samples > self.limits.samples:
             raise HTTPProblem(422, f"Invalid samples: must be at most {self.limits.samples}.")
         deadline, loop = time.monotonic() + self.limits.seconds, asyncio.get_running_loop()
         images = await self._uploads.read(request)
-        numbers = len(images) * samples * len(self.model.classes)
+        numbers = len(images) * asked.samples * len(self.model.classes)
         if draws and self.model.random and numbers > self.limits.draws:
             raise HTTPProblem(
                 422,
@@ -118,11 +108,8 @@ class Service:
             with suppress(RuntimeError):  # the loop has ended, and with it all who waited
                 loop.call_soon_threadsafe(reports.put_nowait, report)
 
-        job = Job(images, samples, deadline=deadline, send=send, draws=draws, **options)
-        try:
-            self._running.submit(job)
-        except Refused as refused:
-            raise HTTPProblem.busy(refused.reason, refused.retry) from None
+        job = Job(images, asked.samples, asked.seed, deadline, send, asked.error, step, draws)
+        self._running.submit(job)
         return job
 
     async def _next(self, job: Job, reports: Reports) -> Progress:
@@ -135,8 +122,8 @@ class Service:
         if isinstance(report, TimeoutError):
             late = f"The answer was not ready within {self.limits.seconds:g} seconds."
             raise HTTPProblem.busy(late, self._running.backlog)
-        if isinstance(report, ModelDied):
-            raise HTTPProblem.busy("The model has failed, and the server is ending.", 5)
+        if isinstance(report, HTTPProblem):
+            raise report
         raise HTTPProblem(500, "The server has failed; its log says more.")
 
     async def _lines(self, job: Job, reports: Reports) -> AsyncIterator[str]:
@@ -151,22 +138,15 @@ class Service:
             done = report.done
             if done:
                 self.metrics.observe_answers(report.answers)
+            draws = report.draws and [
+                np.round(each.double().numpy(), 7).tolist() for each in report.draws
+            ]  # as float32
             line = StreamLine.model_construct(
                 done=done, samples=report.samples, total=job.samples, classes=self.model.classes, seed=job.seed,
-                predictions=[self._prediction(answer) for answer in report.answers], draws=_lists(report.draws),
+                predictions=report.answers, draws=draws,
             )  # fmt: skip
             yield line.model_dump_json() + "\n"
             job.taken += 1
-
-    def _prediction(self, answer: Answer) -> Prediction:
-        classes, chosen = self.model.classes, answer.conformal_set
-        named = {
-            "label": classes[answer.index],
-            "confidence": answer.probabilities[answer.index],
-            "passes": self.model.describe(answer.samples),
-            "conformal_set": None if chosen is None else [classes[q] for q in chosen],
-        }
-        return Prediction.model_construct(**vars(answer) | named)
 
     @property
     def _running(self) -> Worker:
@@ -207,8 +187,3 @@ async def _unless_gone(request: Request, waiting: Coroutine[Any, Any, Progress])
     finally:
         answer.cancel()
         gone.cancel()
-
-
-def _lists(draws: list[Tensor] | None) -> list[list[list[float]]] | None:
-    """To seven decimals, which is what float32 has: half of the bytes."""
-    return None if draws is None else [np.round(each.double().numpy(), 7).tolist() for each in draws]

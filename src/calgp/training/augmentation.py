@@ -78,7 +78,7 @@ def mirror_is_harmless(images: Images) -> bool:
     teaching = torch.arange(len(y)) % 2 == 0
     weights = _linear(looks[teaching], y[teaching], len(images.classes))
     rest = looks[~teaching], y[~teaching]
-    plain, mirrored = (_right(each, rest[1], weights) for each in (rest[0], rest[0].flip(-1)))
+    plain, mirrored = ((_inputs(x) @ weights).argmax(1).eq(rest[1]).double() for x in (rest[0], rest[0].flip(-1)))
     if not _is_clear((plain - 1 / len(images.classes)) * _balanced(rest[1]), CLEARLY):
         return False
     lost = plain - mirrored
@@ -89,7 +89,7 @@ def mirror_is_harmless(images: Images) -> bool:
 
 def _linear(looks: Shaped[Tensor, "N C H W"], y: Int[Tensor, "N"], classes: int) -> Tensor:
     """Ridge regression of the classes' indicators on pixels and 1, all classes alike: [C H W + 1, classes]."""
-    x = F.pad(looks.flatten(1) - 0.5, (0, 1), value=1.0)
+    x = _inputs(looks)
     weighted = (x * _balanced(y)[:, None]).mT
     penalty = RIDGE * len(x) * looks.var() * torch.eye(x.shape[1], dtype=x.dtype)
     return torch.linalg.solve(weighted @ x + penalty, weighted @ F.one_hot(y, classes).to(x))
@@ -101,8 +101,8 @@ def _balanced(y: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
     return len(y) / ((count > 0).sum() * count[y]).double()
 
 
-def _right(looks: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    return ((F.pad(looks.flatten(1) - 0.5, (0, 1), value=1.0) @ weights).argmax(1) == y).double()
+def _inputs(looks: Tensor) -> Tensor:
+    return F.pad(looks.flatten(1) - 0.5, (0, 1), value=1.0)
 
 
 def _is_clear(difference: Float[Tensor, "N"], errors: float) -> bool:
@@ -114,13 +114,12 @@ def _is_clear(difference: Float[Tensor, "N"], errors: float) -> bool:
 
 def _cut_out(x: Tensor, words: Int[Tensor, "N 2"]) -> Tensor:
     """A black square around a pixel of each image; what would lie outside is not there."""
-    inside = torch.ones((), dtype=torch.bool, device=x.device)
-    for axis, length in ((0, x.shape[-2]), (1, x.shape[-1])):
+    within = []  # its rows [N, H], its columns [N, W]
+    for axis, length in enumerate(x.shape[-2:]):
         first = (words[:, axis] % length)[:, None] - CUT_OUT * length / 2
         place = torch.arange(length, device=x.device)
-        within = (place >= first) & (place < first + CUT_OUT * length)  # [N, length]
-        inside = inside & (within[:, None, :, None] if axis == 0 else within[:, None, None, :])
-    return x.masked_fill(inside, 0)
+        within.append((place >= first) & (place < first + CUT_OUT * length))
+    return x.masked_fill(within[0][:, None, :, None] & within[1][:, None, None, :], 0)
 
 
 def _moved(x: Tensor, most: int, offsets: Int[Tensor, "N 2"]) -> Tensor:

@@ -3,37 +3,45 @@
 Order, masks and augmentation are functions of (seed, step), so the model, the optimiser and the step are enough.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from calgp.gp import Model
 from calgp.run import Run
 from calgp.runs.build import load_state
-from calgp.runs.card import Card
 from calgp.runs.folder import CHECKPOINT, RunFolder
 from calgp.runs.record import to_json
-from calgp.runs.results import Checkpoint
-from calgp.training.stopping import EarlyStopping
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a training is: steps, how many of the last failed in a row, sums since the last line of the log."""
-
-    step: int = 0
-    failed: int = 0
-    totals: tuple[float, float, float] = (0.0, 0.0, 0.0)
+from calgp.runs.results import Checkpoint, StoppingState
 
 
 @dataclass
-class LastGoodState:
-    """How far a training was when its numbers were last good, and its best state, if it may stop early."""
+class EarlyStopping:
+    """The best state so far by the MNLL of held-out images, and whether `patience` epochs have passed since."""
 
-    progress: Progress
-    stopping: EarlyStopping | None
+    patience: int
+    best: StoppingState = field(default_factory=lambda: StoppingState(math.inf, 0, 0))
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    def see(self, step: int, mnll: float, model: nn.Module) -> None:
+        """The end of an epoch."""
+        if mnll < self.best.mnll:  # never so for nan
+            self.best = StoppingState(mnll, step, 0)
+            self.state = {key: value.detach().clone() for key, value in model.state_dict().items()}
+        else:
+            self.best = replace(self.best, epochs=self.best.epochs + 1)
+
+    @property
+    def over(self) -> bool:
+        return self.best.epochs >= self.patience
+
+    def restore(self, model: nn.Module) -> None:
+        """Bring the model back to the best state."""
+        if self.state:
+            model.load_state_dict(self.state)
 
 
 @dataclass(frozen=True)
@@ -42,14 +50,6 @@ class LoadedCheckpoint:
 
     tensors: dict[str, Tensor]
     state: Checkpoint
-
-    @staticmethod
-    def of(folder: RunFolder, card: Card) -> "LoadedCheckpoint":
-        return LoadedCheckpoint(*folder.checkpoint(card))
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(self.state.step, self.state.failed, self.state.totals)
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
@@ -72,23 +72,22 @@ class LoadedCheckpoint:
         """How far early stopping is, if the run may stop early."""
         if run.patience is None or (found := self.state.stopping) is None:
             return None
-        return EarlyStopping(run.patience, found.mnll, found.step, found.epochs, state=self._part("best."))
+        return EarlyStopping(run.patience, found, self._part("best."))
 
 
 def save_checkpoint(
     folder: RunFolder,
     model: Model,
     optimiser: torch.optim.Optimizer,
-    progress: Progress,
+    progress: Checkpoint,
     stopping: EarlyStopping | None,
 ) -> None:
     """Write model, optimiser, how far it is and, for early stopping, the best state so far."""
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    state = Checkpoint(progress.step, progress.failed, progress.totals)
     if stopping is not None:
         tensors |= {f"best.{key}": value for key, value in stopping.state.items()}
-        state = replace(state, stopping=stopping.summary)
+        progress = replace(progress, stopping=stopping.best)
     folder.flush_log()
-    folder.write_tensors(CHECKPOINT, tensors, to_json(state))
+    folder.write_tensors(CHECKPOINT, tensors, to_json(progress))

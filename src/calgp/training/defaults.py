@@ -1,4 +1,4 @@
-"""What the training images decide where a run leaves it open: hold-out, network, augmentation, steps, calibration.
+"""What the training images decide where a run leaves it open: size, hold-out, network, augmentation, steps, …
 
 `train_run` resolves its run before anything else, so that run.json says what was done and not "auto".
 """
@@ -49,6 +49,7 @@ def resolved(run: Run, data: TrainingData) -> Run:
     calibrates = run.method.is_calibrated and held_out and not run.method.calibrator
     return replace(
         run,
+        size=data.train.side if run.size is None else run.size,
         backbone=run.backbone.choose(task, mirror="flip" in augment),
         holdout=(0.1 if held_out else 0.0) if run.holdout is None else run.holdout,
         augment=augment,

@@ -79,8 +79,10 @@ def fit(
         buffers.accept(held / len(index)) if why is None else buffers.restore()
         failed = 0 if why is None else failed + 1
         if failed >= min(PATIENCE, -(-steps // 2)):
+            rows = ", ".join(map(str, images.rows[index][:ROWS_SHOWN].tolist())) + ", …" * (len(index) > ROWS_SHOWN)
             raise NumericalError(
-                f"step {step + 1} failed, as did the {failed - 1} before it: {why}; {_rows(images, index, run)}"
+                f"step {step + 1} failed, as did the {failed - 1} before it: {why}; its images were rows {rows} of "
+                f"{run.source}"
             )
         yield Step(step + 1, steps, nll, kl, rate, why)
 
@@ -146,11 +148,6 @@ def _differentiate(
     return nll.detach(), kl.detach(), None
 
 
-def _rows(images: Images, index: Tensor, run: Run) -> str:
-    rows = ", ".join(map(str, images.rows[index][:ROWS_SHOWN].tolist()))
-    return f"its images were rows {rows}{', …' if len(index) > ROWS_SHOWN else ''} of {run.source}"
-
-
 def order(n: int, batch_size: int, step: int, seed: int, kind: Order = UNIFORM) -> Tensor:
     """Which images step `step` sees: a new shuffle each epoch, the last batch of an epoch as large as what is left."""
     epoch, batch = divmod(step, -(-n // batch_size))
@@ -174,8 +171,23 @@ def make_optimiser(run: Run, model: Model) -> torch.optim.Optimizer:
     if run.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=run.learning_rate, momentum=0.9, nesterov=True)
     if run.optimiser == "muon":
-        return Muon(groups, lr=run.learning_rate)
+        muon = Muon(groups, lr=run.learning_rate)
+        muon.register_step_pre_hook(remove_radial_gradients)
+        return muon
     return torch.optim.Adam(groups, lr=run.learning_rate, fused=True)
+
+
+@torch.no_grad()
+def remove_radial_gradients(optimiser: torch.optim.Optimizer, *_: object) -> None:
+    """Remove from the gradient of filters W the part along W: batch norm undoes their length, and f is the same.
+
+    It is the gradient of the KL alone, which falls with the length. Orthogonalised with the rest, it would shrink the
+    small singular values of W: KL / n matters with few images, and most when these are fitted.
+    """
+    for weight in (each for group in optimiser.param_groups for each in group["params"]):
+        if weight.ndim == 4 and weight.grad is not None:  # g ← g − (⟨g, W⟩ / ‖W‖²) W
+            share = (weight.grad * weight).sum() / weight.square().sum().clamp_min(1e-12)
+            weight.grad.sub_(share * weight)
 
 
 def _groups(model: Model) -> list[dict[str, list[nn.Parameter] | float]]:

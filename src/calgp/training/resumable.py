@@ -21,13 +21,12 @@ from calgp.runs.evaluation import score
 from calgp.runs.failures import Interrupted, interruptible, require_finite
 from calgp.runs.folder import CHECKPOINT, RunFolder
 from calgp.runs.ranks import on_first, same_buffers, summed
-from calgp.runs.results import HoldoutRecord, NoteRecord, TrainRecord
+from calgp.runs.results import Checkpoint, HoldoutRecord, NoteRecord, TrainRecord
 from calgp.runs.training_data import TrainingData, class_weights
-from calgp.training.checkpoint import LastGoodState, LoadedCheckpoint, Progress, save_checkpoint
+from calgp.training.checkpoint import EarlyStopping, LoadedCheckpoint, save_checkpoint
 from calgp.training.defaults import task_of
 from calgp.training.fine_tune import train_head
 from calgp.training.loop import Step, fit, make_optimiser
-from calgp.training.stopping import EarlyStopping
 
 LOG_STEPS = 20
 
@@ -61,21 +60,20 @@ class ResumableTraining:
         same_buffers(fabric, self.model)
         bound = Bound(self.model, len(data.train), class_weights(run, data.train))
         self.bound, self.optimiser = fabric.setup(bound, make_optimiser(run, self.model))
-        self.progress, self.is_new = Progress(), checkpoint is None
+        self.progress, self.is_new = Checkpoint(0), checkpoint is None
         self.stopping = None if run.patience is None else EarlyStopping(run.patience)
         if checkpoint is not None:  # now that the parameters are where, and of what type, they will be
             checkpoint.restore_optimiser(self.optimiser)
-            self.progress, self.stopping = checkpoint.progress, checkpoint.stopping(run)
+            self.progress, self.stopping = checkpoint.state, checkpoint.stopping(run)
 
     def make_steps(self, *, every: float, watch: Callable[[Step], None]) -> tuple[Model, Card]:
         """The model after the steps that are left, and its card; with a checkpoint each `every` seconds."""
         model, folder, fabric = self.model, self.folder, self.fabric
-        good = LastGoodState(self.progress, self.stopping)
         log = _TrainingLog(folder, torch.tensor(self.progress.totals))
         if self.is_new:
             self._train_head(watch)
         epoch, saved = -(-len(self.data.train) // self.run.batch_size), time.monotonic()
-        with interruptible(fabric.world_size) as stop, _keep_last_good_state(folder, model, self.optimiser, good):
+        with interruptible(fabric.world_size) as stop, self._keep_last_good_state():
             for step in fit(
                 self.bound, self.optimiser, self.data.train, self.run, fabric=fabric, first=self.progress.step,
                 failed=self.progress.failed, accumulate=self.accumulate,
@@ -83,18 +81,18 @@ class ResumableTraining:
                 watch(step)
                 log.add(step)
                 last = step.step == step.steps
-                if self.data.watched is not None and (last or step.step % epoch == 0):
-                    last = self._stops_early(self.data.watched, step.step) or last
+                if last or step.step % epoch == 0:
+                    last = self._stops_early(step.step) or last
                 failed = 0 if step.skipped is None else self.progress.failed + 1
-                self.progress = Progress(step.step, failed, log.sums)
-                good.progress = self.progress if step.skipped is None else good.progress
+                self.progress = Checkpoint(step.step, failed, log.sums)
+                self.good = self.progress if step.skipped is None else self.good
                 # one rank's Ctrl-C is that of all, and rank 0's clock
                 due = fabric.is_global_zero and time.monotonic() - saved > every
                 stopped, save = (summed(fabric, torch.tensor([stop.is_set(), due]).float()) > 0).tolist()
                 if last or stopped or save:
                     require_finite(model)
                     if not last:
-                        save_checkpoint(folder, model, self.optimiser, self.progress, self.stopping)
+                        self._save(self.progress)
                     saved = time.monotonic()
                 if stopped and not last:
                     raise Interrupted(
@@ -105,7 +103,7 @@ class ResumableTraining:
                     break
         if self.stopping is not None:
             self.stopping.restore(model)
-            folder.append_log(NoteRecord("kept", self.stopping.step, mnll=self.stopping.mnll))
+            folder.append_log(NoteRecord("kept", self.stopping.best.step, mnll=self.stopping.best.mnll))
         return model, self.card
 
     def _train_head(self, watch: Callable[[Step], None]) -> None:
@@ -114,18 +112,56 @@ class ResumableTraining:
             return
         with explain_numbers(self.run, "cannot start"):
             train_head(self.run, self.model, self.data.train, watch)
-        if self.data.watched is not None:
-            self.folder.append_log(_score_holdout(self.model, self.data.watched, self.run, 0, self.fabric))
-        save_checkpoint(self.folder, self.model, self.optimiser, self.progress, self.stopping)
+        self._score_holdout(0)
+        self._save(self.progress)
 
-    def _stops_early(self, watched: Images, step: int) -> bool:
+    def _stops_early(self, step: int) -> bool:
         """Score the images that are watched, and say whether they have grown no better for long enough."""
-        seen = _score_holdout(self.model, watched, self.run, step, self.fabric)
-        self.folder.append_log(seen)
+        mnll = self._score_holdout(step)
         if self.stopping is None:
             return False
-        self.stopping.see(step, math.nan if seen.mnll is None else seen.mnll, self.model)
+        self.stopping.see(step, math.nan if mnll is None else mnll, self.model)
         return self.stopping.over
+
+    def _score_holdout(self, step: int) -> float | None:
+        """A line of the log, and its MNLL. Scores that cannot be computed stop nothing: the next steps will show."""
+        if self.data.watched is None:
+            return None
+        passes = 1 if self.model.integrate else 10
+        try:
+            found = score(self.model, self.data.watched, passes=passes, seed=self.run.seed, fabric=self.fabric)
+            record = HoldoutRecord(
+                "holdout", step, found.mnll, found.err, found.n, found.ece, found.mce, found.brier, found.confidence,
+                found.entropy,
+            )  # fmt: skip
+        except NumericalError as error:
+            record = NoteRecord("unscored", step, str(error))
+        self.folder.append_log(record)
+        return record.mnll
+
+    def _save(self, progress: Checkpoint) -> None:
+        save_checkpoint(self.folder, self.model, self.optimiser, progress, self.stopping)
+
+    @contextmanager
+    def _keep_last_good_state(self) -> Iterator[None]:
+        """If steps fail for good, save the last good state and say why.
+
+        If the parameters themselves overflowed, the previous checkpoint is kept instead.
+        """
+        self.good = self.progress
+        try:
+            yield
+        except NumericalError as error:
+            with suppress(NumericalError):
+                require_finite(self.model)
+                self._save(self.good)
+            kept = "No good state was left to keep."
+            if self.folder.interrupted:
+                kept = f"{self.folder.path} keeps the state after step {self.folder.check_checkpoint(self.card).step}."
+            raise CalgpError(
+                f"Training failed after step {self.good.step}: {error}. {kept} Train again with a smaller learning "
+                "rate or in double precision."
+            ) from error
 
 
 @contextmanager
@@ -163,18 +199,6 @@ class _TrainingLog:
             self.totals.zero_()
 
 
-def _score_holdout(model: Model, images: Images, run: Run, step: int, fabric: Fabric) -> HoldoutRecord | NoteRecord:
-    """A line of the log. Scores that cannot be computed stop nothing: the next steps will show."""
-    try:
-        found = score(model, images, passes=1 if model.integrate else 10, seed=run.seed, fabric=fabric)
-    except NumericalError as error:
-        return NoteRecord("unscored", step, str(error))
-    return HoldoutRecord(
-        "holdout", step, found.mnll, found.err, found.n, found.ece, found.mce, found.brier, found.confidence,
-        found.entropy,
-    )  # fmt: skip
-
-
 def _check(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> None:
     """Whether a folder may be trained into: nobody's, or the same run's, which is not finished."""
     begun = (folder.path / "run.json").is_file()
@@ -200,7 +224,7 @@ def _checkpoint(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool
     _check(run, folder, data, resume=resume)
     if not folder.interrupted:
         return None
-    found = LoadedCheckpoint.of(folder, folder.card())
+    found = LoadedCheckpoint(*folder.checkpoint(folder.card()))
     folder.cut_log(found.state.step)
     return found
 
@@ -237,29 +261,3 @@ def _note_resumed(folder: RunFolder, now: Environment) -> Card:
         card = replace(card, environment=replace(card.environment, resumed=resumed))
         folder.create(card)
     return card
-
-
-@contextmanager
-def _keep_last_good_state(
-    folder: RunFolder, model: Model, optimiser: torch.optim.Optimizer, good: LastGoodState
-) -> Iterator[None]:
-    """If steps fail for good, save the last good state and say why.
-
-    If the parameters themselves overflowed, the previous checkpoint is kept instead.
-    """
-    try:
-        yield
-    except NumericalError as error:
-        with suppress(NumericalError):
-            require_finite(model)
-            save_checkpoint(folder, model, optimiser, good.progress, good.stopping)
-        raise CalgpError(
-            f"Training failed after step {good.progress.step}: {error}. {_kept(folder)} Train again with a smaller "
-            "learning rate or in double precision."
-        ) from error
-
-
-def _kept(folder: RunFolder) -> str:
-    if not folder.interrupted:
-        return "No good state was left to keep."
-    return f"{folder.path} keeps the state after step {folder.check_checkpoint(folder.card()).step}."

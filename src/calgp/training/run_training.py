@@ -21,11 +21,11 @@ from calgp.runs.classifier import Classifier
 from calgp.runs.description import flat, from_json, to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
-from calgp.runs.fit_calibrator import fit_calibrator, fit_temperature_if_better
+from calgp.runs.fit_calibrator import fit_temperature_if_better, fitted_on, held_out_log_probs
 from calgp.runs.folder import CHECKPOINT, RunFolder, slug
 from calgp.runs.ranks import check_same, on_first, owned, together, wrap_lost_ranks
 from calgp.runs.results import Calibration, NoteRecord
-from calgp.runs.run_outliers import RunOutliers, fit_outliers, write_outliers
+from calgp.runs.run_outliers import fit_outliers, write_outliers
 from calgp.runs.training_data import TrainingData
 from calgp.training.defaults import resolved, with_steps
 from calgp.training.fine_tune import fine_tuning_run
@@ -60,7 +60,8 @@ def train_run(
     fabric, given = one_device(fabric), data
     folder = RunFolder(folder.path, writes=fabric.is_global_zero)
     with wrap_lost_ranks(fabric):
-        check_same(fabric, _identity(run, fabric, accumulate, resume=resume, data=data))
+        made_by = training_arithmetic(fabric, accumulate).shared()
+        check_same(fabric, made_by | flat(to_json(run)) | {"resume": resume, "data given": given is not None})
         data = together(fabric, lambda: given or TrainingData.of(run, directory))
         check_same(fabric, {"the training images": together(fabric, data.train.checksum)})
     run = resolved(run, data)
@@ -97,7 +98,9 @@ def _finished(run: Run, model: Model, card: Card, data: TrainingData, folder: Ru
     calibration = on_first(fabric, lambda: _calibration(run, model, data.held_out, folder, card))
     if calibration is not None:
         folder.write_calibration(calibration)
-    outliers = on_first(fabric, lambda: _outliers(run, model, data))
+    outliers = None
+    if run.method.is_calibrated:  # others are as they were published
+        outliers = on_first(fabric, lambda: fit_outliers(model, data.train, data.held_out, seed=run.seed))
     if outliers is not None:
         write_outliers(folder, outliers)
     folder.flush_log()
@@ -113,17 +116,14 @@ def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFol
     """The method's own calibrator; or a temperature, if the run wants one and it helps; if not, the log says why."""
     if held_out is None or not (run.method.calibrator or run.calibration):
         return None
+    how = Passes.of(model)
     if run.method.calibrator:
-        return fit_calibrator(model, held_out, run.method.calibrator, Passes.of(model), seed=0)
-    found, why = fit_temperature_if_better(model, held_out, Passes.of(model), seed=0)
+        before = held_out_log_probs(model, held_out, how, seed=0)
+        return fitted_on(before, held_out, run.method.calibrator, how, seed=0)
+    found, why = fit_temperature_if_better(model, held_out, how, seed=0)
     if why is not None:
         folder.append_log(NoteRecord("uncalibrated", run.total_steps(card.train_images), why))
     return found
-
-
-def _outliers(run: Run, model: Model, data: TrainingData) -> RunOutliers | None:
-    """The outlier score of a method that is not as it was published, if it has one."""
-    return fit_outliers(model, data.train, data.held_out, seed=run.seed) if run.method.is_calibrated else None
 
 
 def _as_loaded(model: Model, card: Card) -> Model:
@@ -133,14 +133,6 @@ def _as_loaded(model: Model, card: Card) -> Model:
     loaded = build(card.run, card.task)
     loaded.load_state_dict(model.state_dict())
     return loaded
-
-
-def _identity(run: Run, fabric: Fabric, accumulate: int, *, resume: bool, data: TrainingData | None) -> dict[str, Json]:
-    """What all ranks of a training must share: options, versions, precision, how a batch is divided."""
-    made_by = training_arithmetic(fabric, accumulate)
-    same = ("calgp", "torch", "transform", "device", "precision", "accumulate")
-    made = {name: getattr(made_by, name) for name in same}
-    return made | flat(to_json(run)) | {"resume": resume, "data given": data is not None}
 
 
 def train(

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from safetensors.torch import save
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from calgp import metrics
 from calgp.errors import CalgpError
-from calgp.gp import Latent, Noise, Passes, Predictive
+from calgp.gp import Latent, Noise, Predictive
 from calgp.json_values import Json
 from calgp.metrics import OutOfDistribution, Scores
-from calgp.nets.last_layer import LastLayer, Pass
+from calgp.nets.last_layer import LastLayer
+from calgp.nets.program import ProgramNetwork
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import LastLayerPosterior, UncertaintyScaling, log_odds_variance
@@ -28,11 +29,13 @@ from calgp.runs.prediction import Prediction
 from calgp.runs.reading import digest, read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import Count, Text, Whole, parse, to_json
 from calgp.runs.results import DecisionMetrics, FittedDecisions
+from calgp.runs.run_outliers import ONE_PASS
 from calgp.runs.writing import wrap_os_errors, write_whole
 from calgp.upgraded.fixed_mean import posterior_from
 from calgp.upgraded.labelled_data import BATCH, Data, batches_of, collected
 
 Kept: TypeAlias = dict[tuple[int, int], Tensor]
+SeenNetwork: TypeAlias = LastLayer | ProgramNetwork  # what gives features and logits
 NUMBERS = 2**24  # of covariances that are there at a time
 NETWORK_CONFIDENCE = "network-confidence"  # 1 less the maximum probability of the network as it is
 DRAWS, DRAWS_OF_MANY = 256, 64  # of the logits; of more than 100 classes
@@ -87,20 +90,6 @@ class UpgradedEvaluation:
     ood: dict[str, OutOfDistribution]
 
 
-class SeenNetwork(Protocol):
-    """A network that gives features and logits: `LastLayer`, or a program (`calgp.nets.program`)."""
-
-    @property
-    def network(self) -> nn.Module: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def weight(self) -> Tensor: ...
-    @property
-    def bias(self) -> Tensor | None: ...
-    def __call__(self, x: Tensor) -> Pass: ...
-
-
 class UpgradedClassifier:
     """What `upgrade` makes: it takes what the network takes. `save` makes a run folder of it, which takes images.
 
@@ -108,7 +97,7 @@ class UpgradedClassifier:
     """
 
     def __init__(
-        self, network: "SeenNetwork", fitted: Upgrade, posterior: LastLayerPosterior, outlier: OutlierScore
+        self, network: SeenNetwork, fitted: Upgrade, posterior: LastLayerPosterior, outlier: OutlierScore
     ) -> None:
         self.network, self.fitted, self.posterior, self.outlier = network, fitted, posterior, outlier
 
@@ -122,11 +111,9 @@ class UpgradedClassifier:
             raise CalgpError("Give inputs as a tensor [N, …], as the network takes them.")
         found = [self.network(part) for part in x.split(BATCH)]
         predictive = self.scored(*(torch.cat([part[place].cpu() for part in found]) for place in (0, 1)))
-        decided = self._decided(predictive, keyed_uniform(x)) if self.fitted.decisions is not None else {}
-        prediction = Prediction(None, self.classes, predictive, Passes(1, "moments")).with_outliers(
-            self.fitted.threshold
-        )
-        return replace(prediction, abstains=decided.get("abstained"), sets=decided.get("sets"))
+        decided = self._decided(predictive, keyed_uniform(x))
+        prediction = Prediction(None, self.classes, predictive, ONE_PASS, decided.get("abstained"), decided.get("sets"))
+        return prediction.with_outliers(self.fitted.threshold)
 
     def evaluate(self, data: Data, *, outside: Data | None = None) -> UpgradedEvaluation:
         """Scores on labelled data that nothing was fitted on, beside those of the network without the upgrade.
@@ -135,16 +122,13 @@ class UpgradedClassifier:
         """
         _, (c, f, y, uniform, _) = collected(self.network.network, data, self.network.name)
         predictive = self.predictive(c, f)
-        plain = f.double().log_softmax(1)
-        sets: dict[str, Tensor] = {}
-        if self.fitted.decisions is not None:
-            sets = add_outcomes(self._decided(predictive, uniform), y, outside=False)
-        columns = columns_of(predictive) | sets | {"y": y}
+        decided = add_outcomes(self._decided(predictive, uniform), y, outside=False)
+        columns = columns_of(predictive) | decided | {"y": y}
         return UpgradedEvaluation(
             len(y),
             _scores(predictive.log_probs, y),
             _scores((f.double() / self.fitted.temperature).log_softmax(1), y),
-            _scores(plain, y),
+            _scores(f.double().log_softmax(1), y),
             self.fitted.decisions
             and decision_metrics(self.fitted.decisions, columns, len(self.classes), outside=False),
             {} if outside is None else self._detection(c, f, outside),
@@ -206,7 +190,7 @@ class UpgradedClassifier:
             return UpgradedClassifier.of(last, fitted, tensors)
 
     @staticmethod
-    def of(network: "SeenNetwork", fitted: Upgrade, tensors: Mapping[str, Tensor]) -> "UpgradedClassifier":
+    def of(network: SeenNetwork, fitted: Upgrade, tensors: Mapping[str, Tensor]) -> "UpgradedClassifier":
         """From what `tensors` gave."""
         parts = {
             kind: {name.removeprefix(kind): each.clone() for name, each in tensors.items() if name.startswith(kind)}
@@ -217,8 +201,8 @@ class UpgradedClassifier:
         return UpgradedClassifier(network, fitted, posterior, outlier)
 
     def _decided(self, predictive: Predictive, uniform: Tensor) -> dict[str, Tensor]:
-        assert self.fitted.decisions is not None  # noqa: S101 (for the type checker)
-        return decide_by(self.fitted.decisions.decisions, columns_of(predictive), predictive.log_probs, uniform)
+        made = self.fitted.decisions
+        return {} if made is None else decide_by(made.decisions, columns_of(predictive), predictive.log_probs, uniform)
 
     def predictive(self, c: Tensor, f: Tensor) -> Predictive:
         """Probabilities by the scaling; expected entropy, mutual information and spread by draws of the logits."""

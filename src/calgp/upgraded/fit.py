@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 from calgp.data import Images
 from calgp.errors import CalgpError, name_error
-from calgp.gp import Predictive
 from calgp.nets.last_layer import LastLayer
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.calibration import Temperature
-from calgp.posthoc.decisions import PredictionSets, Selection, uncertainty
 from calgp.posthoc.last_layer import (
     MOST_TRIED,
     LastLayerPosterior,
@@ -23,8 +21,8 @@ from calgp.posthoc.last_layer import (
     log_odds_variance,
 )
 from calgp.posthoc.outliers import Combined, Entropy, MaximumProbability, Threshold
-from calgp.runs.evaluation import columns_of
-from calgp.runs.results import FittedDecisions
+from calgp.runs.fit_decisions import Wanted, fit_decisions
+from calgp.runs.run_outliers import ONE_PASS
 from calgp.upgraded.classifier import Upgrade, UpgradedClassifier, parts
 from calgp.upgraded.fixed_mean import POSTERIORS, candidates
 from calgp.upgraded.labelled_data import Collected, Data, collected
@@ -98,11 +96,14 @@ def upgrade(
     if not len(deciding.y):
         return upgraded
     predictive = upgraded.predictive(deciding.c, deciding.f)
-    inside = upgraded.outlier.score(deciding.c, predictive)
+    inside, decisions = upgraded.outlier.score(deciding.c, predictive), None
+    if coverage is not None or error is not None:
+        wanted = Wanted(error, confidence, coverage=coverage, sets=sets)
+        decisions = fit_decisions(wanted, predictive, deciding.y, lambda: deciding.uniform, ONE_PASS, seed=seed)
     upgraded.fitted = replace(
         upgraded.fitted,
         threshold=None if false_alarm is None else Threshold.fit(inside, false_alarm=false_alarm),
-        decisions=_decisions(predictive, deciding, coverage, sets, error, confidence, seed),
+        decisions=decisions,
     )
     upgraded.fitted = _scaled_by_all(upgraded, held)
     return upgraded
@@ -195,20 +196,3 @@ def _fitted(
         upgraded.outlier = outlier_scores.find(outliers).fit(seen.c, seen.y)
     upgraded.fitted = replace(found, settings=upgraded.outlier.settings())
     return upgraded
-
-
-def _decisions(
-    predictive: Predictive, data: Collected, coverage: float | None, sets: str, error: float | None,
-    confidence: float | None, seed: int,
-) -> FittedDecisions | None:  # fmt: skip
-    if coverage is None and error is None:
-        return None
-    selection = None
-    if error is not None:
-        wrong = predictive.labels != data.y
-        selection = Selection.fit(uncertainty(columns_of(predictive)), wrong, error=error, confidence=confidence)
-    found = None
-    if coverage is not None:
-        found = PredictionSets.fit(predictive.log_probs, data.y, coverage=coverage, kind=sets, uniform=data.uniform)
-    caution = None if selection is None else selection.warning
-    return FittedDecisions(selection, found, n=len(data.y), samples=1, engine="moments", seed=seed, warning=caution)

@@ -22,14 +22,13 @@ from calgp.runs.card import Card
 from calgp.runs.classifier import Classifier
 from calgp.runs.environment import environment
 from calgp.runs.evaluation import on_cpu
-from calgp.runs.export import Exported, Target
+from calgp.runs.export import Exportable, outputs_of
 from calgp.runs.folder import RunFolder
-from calgp.runs.inputs import ImageLike, to_pixels
-from calgp.runs.prediction import OneShot, Prediction
 from calgp.runs.reading import read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import parse, to_json
 from calgp.runs.results import Calibration, Evaluation, FittedDecisions
-from calgp.upgraded.classifier import Upgrade, UpgradedClassifier
+from calgp.runs.run_outliers import ONE_PASS
+from calgp.upgraded.classifier import Kept, Upgrade, UpgradedClassifier
 
 MODEL = "model.safetensors"
 UNKNOWN = "unknown"
@@ -82,33 +81,12 @@ class UpgradedRun(Classifier):
             raise CalgpError(
                 "An upgraded classifier has no masks to draw: one pass is all. Leave out passes and engine."
             )
-        return Passes(1, "moments")
+        return ONE_PASS
 
-    def predict(
-        self,
-        images: ImageLike | Sequence[ImageLike],
-        *,
-        passes: int | None = None,
-        engine: Engine | None = None,
-        seed: int = 0,
-    ) -> Prediction:
-        """What images show, how certain that is, and how far they are from what the network was trained on."""
-        how = self.passes(passes, engine, seed)
-        names, x = to_pixels(images, self.card.task)
-        found = self.upgraded.predict(x)
-        decided = self.decide_on(found.predictive, (255 * x).round().to(torch.uint8))
-        found = replace(found, names=names, passes=how, abstains=decided.get("abstained"), sets=decided.get("sets"))
-        return found.with_outliers(self.outlier_threshold)
-
-    def predict_batches(
-        self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
-    ) -> Iterator[Predictive]:
+    def predict_as_trained(self, data: Iterable[Batch], how: Passes, *, seed: int) -> Iterator[Predictive]:
         for x, _ in data:
             c, f = self.upgraded.network(x)
             yield on_cpu(self.upgraded.scored(c.cpu(), f.cpu()))
-
-    def sampling(self, x: Tensor, seed: int) -> OneShot:
-        return OneShot(Predictive.cat(self.predict_batches([(x, torch.zeros(len(x)))])))
 
     def sample_cost(self, x: Tensor, how: Passes) -> tuple[int, bool]:
         return 4 * 16 * x.numel(), False
@@ -145,10 +123,25 @@ class UpgradedRun(Classifier):
             )
         return super().decide(held_out=held_out, **options)
 
-    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
-        from calgp.upgraded.export import export_upgraded
+    def deployable(self, how: Passes, seed: int) -> "DeployableUpgrade":
+        return DeployableUpgrade(self.upgraded).eval()
 
-        return export_upgraded(self, path, to=to)
+
+class DeployableUpgrade(Exportable):
+    """Images in [0, 1] ↦ what `UpgradedClassifier.predict` says of them, in one pass."""
+
+    def __init__(self, upgraded: UpgradedClassifier) -> None:
+        super().__init__()
+        self.network, self.upgraded, self.kept = upgraded.network.network, upgraded, Kept()
+        self.how, self.step, classes = ONE_PASS, upgraded.outlier.step, len(upgraded.classes)
+        upgraded.predictive_at_once(torch.zeros(1, classes), torch.eye(classes)[None], self.kept)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        c, f = self.network(images)
+        covariance = self.upgraded.posterior.logit_covariance_at_once(c)
+        predictive = self.upgraded.predictive_at_once(f, covariance, self.kept)
+        score = self.upgraded.outlier.elementary(c, self.upgraded.as_decided(predictive))
+        return tuple(each.to(images.dtype) for each in (*outputs_of(predictive).values(), score))
 
 
 def write_folder(

@@ -16,7 +16,6 @@ fitted on: neither the model nor its calibrator. Everything is computed in float
 tensor([[ True,  True, False]])
 """
 
-from calgp.posthoc.decisions.binomial import binomial_cdf, clopper_pearson
 from calgp.posthoc.decisions.prediction_sets import (
     KINDS,
     PredictionSets,
@@ -25,7 +24,7 @@ from calgp.posthoc.decisions.prediction_sets import (
     keyed_uniform,
 )
 from calgp.posthoc.decisions.risk import SCORES, RiskCoverage, risk_coverage, uncertainty
-from calgp.posthoc.decisions.selection import Selection
+from calgp.posthoc.decisions.selection import Selection, binomial_cdf, clopper_pearson
 from calgp.posthoc.decisions.wanted import Decisions, check_wanted
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calgp.errors import CalgpError
-from calgp.posthoc.decisions.checks import STRICT, check_choice, check_share
+from calgp.posthoc.checks import STRICT, check_choice, check_labels, check_share, normalised
 
 KINDS = {  # name: in one line
     "lac": "the classes of probability at least 1 − t: the smallest sets on average",
@@ -70,9 +70,11 @@ class PredictionSets:
         """
         check_share("coverage", coverage)
         s = conformity(log_probs, kind, uniform)
-        _check_labels(y, log_probs)
+        n, classes = log_probs.shape
+        if y.shape != (n,):
+            raise CalgpError(f"Labels are [{n}], one for each row of log-probabilities, not {list(y.shape)}.")
+        check_labels(y, classes)
         mine = s.gather(1, y[:, None].long()).squeeze(1)
-        classes = log_probs.shape[1]
         groups = [mine[y == q] for q in range(classes)] if by_class else [mine]
         names = [f"of class {q} (counted from 0)" if by_class else "" for q in range(classes)]
         thresholds = tuple(
@@ -97,9 +99,7 @@ def conformity(log_probs: Tensor, kind: str, uniform: Tensor | None = None) -> T
     check_choice("sets", kind, KINDS)
     if log_probs.dim() != 2 or min(log_probs.shape) < 1:
         raise CalgpError(f"Sets are found for log-probabilities [N, Q], not for {list(log_probs.shape)}.")
-    log_p = log_probs.detach().double()
-    if not (log_p.logsumexp(1).abs() < 1e-2).all():  # half precision is 10⁻³ off
-        raise CalgpError("Rows must be log-probabilities that sum to one; take log_softmax of logits first.")
+    log_p = normalised(log_probs)
     if kind == "lac":
         return -log_p.expm1()
     if kind == "aps" and (uniform is None or uniform.shape != log_p.shape[:1]):
@@ -141,12 +141,3 @@ def keyed_uniform(x: Tensor, seed: int = 0) -> Tensor:
     key = seed.to_bytes(8, "little")
     words = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8, key=key).digest(), "little") for row in rows]
     return torch.tensor([(word >> 11) / 2**53 for word in words], dtype=torch.float64)
-
-
-def _check_labels(y: Tensor, log_probs: Tensor) -> None:
-    n, classes = log_probs.shape
-    if y.shape != (n,):
-        raise CalgpError(f"Labels are [{n}], one for each row of log-probabilities, not {list(y.shape)}.")
-    low, high = y.aminmax()
-    if low < 0 or high >= classes:
-        raise CalgpError(f"Labels must lie in 0 … {classes - 1}; these run from {int(low)} to {int(high)}.")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from calgp.errors import CalgpError
-from calgp.posthoc.decisions.checks import check_choice
+from calgp.posthoc.checks import check_choice
 
 SCORES: dict[str, Callable[[Mapping[str, Tensor]], Tensor]] = {
     "confidence": lambda columns: 1 - columns["confidence"].double(),

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from scipy.special import bdtr, betaincinv
 from torch import Tensor
 
-from calgp.posthoc.decisions.binomial import binomial_cdf
-from calgp.posthoc.decisions.checks import STRICT, check_choice, check_share
+from calgp.posthoc.checks import STRICT, check_choice, check_share
 from calgp.posthoc.decisions.risk import SCORES, check_columns
 
 LEVELS = 20  # counts of answered images that a guaranteed threshold is chosen from
@@ -68,10 +68,15 @@ class Selection:
         ranked, order = uncertainty.sort()
         errors = wrong[order].cumsum(0).tolist()
         if confidence is None:
-            best = _empirical(ranked, errors, error)
+            cuts = [
+                *(ranked.diff() > 0).nonzero().squeeze(1).add(1).tolist(),
+                len(ranked),
+            ]  # ties are answered together
+            answered = max((cut for cut in cuts if errors[cut - 1] <= error * cut), default=0)
+            threshold = _cut(ranked, answered) if answered else 0.0
         else:
-            best = _guaranteed(ranked, errors, error, 1 - check_share("confidence", confidence))
-        threshold, answered = best
+            delta = 1 - check_share("confidence", confidence)
+            threshold, answered = _guaranteed(ranked, errors, error, delta)
         missed = errors[answered - 1] if answered else 0
         reason = _unreachable(ranked, error, confidence) if not answered else None
         return cls(score, error, confidence, threshold, len(uncertainty), answered, missed, reason)
@@ -90,13 +95,6 @@ class Selection:
     def abstains(self, uncertainty: Tensor) -> Tensor:
         """Where no answer is given (bool [N])."""
         return uncertainty.double() >= (math.inf if self.threshold is None else self.threshold)
-
-
-def _empirical(ranked: Tensor, errors: list[int], error: float) -> tuple[float | None, int]:
-    """(threshold, answered): the most that the hold-out answers with no more than the target's errors."""
-    cuts = [*(ranked.diff() > 0).nonzero().squeeze(1).add(1).tolist(), len(ranked)]  # ties are answered together
-    good = [cut for cut in cuts if errors[cut - 1] <= error * cut]
-    return (_cut(ranked, good[-1]), good[-1]) if good else (0.0, 0)
 
 
 def _guaranteed(ranked: Tensor, errors: list[int], error: float, delta: float) -> tuple[float | None, int]:
@@ -138,3 +136,24 @@ def _unreachable(ranked: Tensor, error: float, confidence: float | None) -> str:
     if n > 1 and ranked[0] == ranked[-1]:
         return f"All held-out images have the same uncertainty, which tells none from another: the run {effect}."
     return f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: the run {effect}."
+
+
+def binomial_cdf(k: int, n: int, p: float) -> float:
+    """P(Binomial(n, p) ≤ k), exactly.
+
+    >>> round(binomial_cdf(1, 3, 0.5), 6)
+    0.5
+    """
+    return float(bdtr(min(k, n), n, p))
+
+
+def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact interval of a share of which k in n were seen (Clopper & Pearson 1934); (0, 1) where n is 0.
+
+    >>> [round(end, 4) for end in clopper_pearson(0, 10)]
+    [0.0, 0.3085]
+    """
+    tail = (1 - check_share("confidence", confidence)) / 2
+    low = 0.0 if k <= 0 else float(betaincinv(k, n - k + 1, tail))
+    high = 1.0 if k >= n else float(betaincinv(k + 1, n - k, 1 - tail))
+    return low, high

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from calgp.errors import CalgpError
-from calgp.posthoc.decisions.checks import check_choice, check_share
+from calgp.posthoc.checks import check_choice, check_share
 from calgp.posthoc.decisions.prediction_sets import KINDS, PredictionSets
 from calgp.posthoc.decisions.risk import SCORES
 from calgp.posthoc.decisions.selection import Selection

@@ -1,7 +1,8 @@
-"""What `calgp fit` does: a classifier on embeddings, tested on rows that it has not seen."""
+"""What `calgp fit` and `calgp classify` do: a classifier on embeddings, tested; new images through its network."""
 
 import io
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,14 +10,23 @@ import numpy as np
 import torch
 
 from calgp import metrics
+from calgp.data.decode import read_image
 from calgp.data.images import stratified
 from calgp.embeddings import GPClassifier, load_embeddings
 from calgp.embeddings.cache import MadeBy, read_manifest
+from calgp.embeddings.run import MODEL
 from calgp.errors import CalgpError
+from calgp.gp import Passes
 from calgp.metrics import Scores
-from calgp.runs.writing import wrap_os_errors, write_whole
+from calgp.nets.pretrained import FeatureExtractor, find_network
+from calgp.runs import Prediction
+from calgp.runs.inputs import image_files
+from calgp.runs.reading import read_header, wrap_read_errors
+from calgp.runs.record import parse
+from calgp.runs.writing import write_files
 
 LEFT_OUT = 0.2
+BATCH = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,23 +88,16 @@ def check_fit(
         raise CalgpError(f"Invalid --holdout {holdout:g}: must be a share below 1, of a run folder (--out runs/mine).")
     if predictions is not None and folder:
         raise CalgpError("Invalid --predictions: a run folder keeps its own; it is for --out model.safetensors.")
-
-
-def check_predictions_name(path: Path) -> None:
-    """Refuse a name that `calgp judge` would not read, before any work is done."""
-    if path.suffix.lower() != ".npz":
-        raise CalgpError(
-            f"Invalid --predictions {path}: must end with .npz, such as {path.name.partition('.')[0]}.npz."
-        )
+    if predictions is not None and predictions.suffix.lower() != ".npz":  # `calgp judge` would not read it
+        name = predictions.name.partition(".")[0]
+        raise CalgpError(f"Invalid --predictions {predictions}: must end with .npz, such as {name}.npz.")
 
 
 def write_predictions(result: FitResult, path: Path) -> None:
     """An .npz file that `calgp judge` reads: probs [N, Q], y [N], and the names of the classes."""
     content = io.BytesIO()
     np.savez(content, probs=result.probs, y=result.y, classes=result.classifier.classes_.astype(str))
-    with wrap_os_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content.getvalue())
+    write_files(path.parent, {path.name: content.getvalue()})
 
 
 def _labelled(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -113,3 +116,46 @@ def _left_out(path: Path, labels: np.ndarray, seed: int) -> np.ndarray:
             f"{path} has too few rows, {len(y)}, to leave some out of each class; give --test, or add rows."
         )
     return held
+
+
+def classified(
+    model: Path, images: Iterable[Path], network: str, weights: str | None, features: str | None,
+    *, device: torch.device | str,
+) -> Prediction:  # fmt: skip
+    """What the classifier says of image files: probabilities, uncertainty and the outlier score."""
+    model = model / MODEL if model.is_dir() else model
+    classifier = GPClassifier.load(model)
+    with wrap_read_errors(model):
+        described = read_header(model).metadata.get("made_by")
+        made_by = None if described is None else parse(MadeBy, described)
+    extractor = find_network(network, weights, features=features).to(device)
+    _check_network(model, made_by, classifier.n_features_in_, extractor)
+    files, colour = [file for path in images for file in image_files(path)], extractor.preprocessing.colour
+    parts = []
+    for k in range(0, len(files), BATCH):
+        read = (read_image(file, name=str(file), size=None, colour=colour) for file in files[k : k + BATCH])
+        parts.append(extractor([torch.from_numpy(image) for image in read]))
+    x = torch.cat(parts).numpy()
+    return Prediction(
+        tuple(map(str, files)), tuple(map(str, classifier.classes_)), classifier.predictive(x), Passes(1, "moments"),
+        outlier_score=torch.from_numpy(classifier.outlier_score(x)),
+    )  # fmt: skip
+
+
+def _check_network(model: Path, made_by: MadeBy | None, width: int, extractor: FeatureExtractor) -> None:
+    if extractor.width != width:
+        raise CalgpError(
+            f"{extractor.name} gives {extractor.width} features, {model} was fitted on {width}; name the network of "
+            f"the embeddings{'' if made_by is None else f', {made_by.network}'}."
+        )
+    if made_by is None:
+        return  # embeddings of anybody's: the user alone knows their network
+    for what, here, there in (
+        ("weights", extractor.weights, made_by.weights),
+        ("preprocessing", extractor.preprocessing, made_by.preprocessing),
+    ):
+        if here != there:
+            raise CalgpError(
+                f"{extractor.name} has other {what} here than when the embeddings of {model} were made (by "
+                f"{made_by.network}); give the same network and --weights, or run `calgp embed` and `calgp fit` again."
+            )

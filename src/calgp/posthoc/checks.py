@@ -1,0 +1,35 @@
+"""What is fitted on must be log-probabilities with labels, and options what they say."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from calgp.errors import CalgpError, short_repr
+
+STRICT = {"extra": "forbid"}  # a file that says more than this version knows describes another decision
+
+
+def check_share(name: str, value: float) -> float:
+    if not 0 < value < 1:  # also when it is NaN
+        raise CalgpError(f"{name}={value:g} cannot be; it is a share between 0 and 1, such as 0.95 or 0.01.")
+    return value
+
+
+def check_choice(name: str, value: str, choices: Mapping[str, object]) -> str:
+    if value not in choices:
+        raise CalgpError(f"There is no {name} {short_repr(value)}; there are {', '.join(choices)}.")
+    return value
+
+
+def normalised(log_probs: Tensor) -> Tensor:
+    """Log-probabilities in float64, whose rows sum to one."""
+    log_p = log_probs.detach().double()
+    if not (log_p.logsumexp(-1).abs() < 1e-2).all():  # half precision is 10⁻³ off
+        raise CalgpError("Rows must be log-probabilities that sum to one; take log_softmax of logits first.")
+    return log_p
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    low, high = y.aminmax()
+    if low < 0 or high >= classes:
+        raise CalgpError(f"Labels must lie in 0 … {classes - 1}; these run from {int(low)} to {int(high)}.")
