@@ -156,10 +156,11 @@ def tuned(scale: Scale, places: Sequence[Path]) -> tuple[Scale, dict[tuple[str, 
     settings, untuned = dict(scale.settings), dict[tuple[str, str], Tuning]()
     for panel, budget in scale.tuning.items():
         setting = settings[panel]
+        searched = find_scale(setting.tuned_at) if setting.tuned_at else scale
         options, rates = dict(setting.options), dict(setting.rates)
         for method in setting.only[setting.largest]:
-            base = scale.run(method, panel, setting.largest, 0)
-            task = Tuning(panel, method, base, budget, f"tuning/{scale.name}/{slug(panel)}/{slug(method)}.json")
+            base = searched.run(method, panel, searched.settings[panel].largest, 0)
+            task = Tuning(panel, method, base, budget, f"tuning/{searched.name}/{slug(panel)}/{slug(method)}.json")
             logs = (read_log(place / task.log) for place in places if (place / task.log).is_file())
             log = next((log for log in logs if log.is_of(base, budget)), None)
             if log is None:
