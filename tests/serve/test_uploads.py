@@ -83,7 +83,7 @@ def test_json_has_a_limit_of_its_own_and_is_parsed_elsewhere(address):
     assert LIMITS.json_body - 1000 < len(lists) < LIMITS.json_body
     response = ask(address, lists + b" " * 1000, "application/json; charset=utf-8")
     assert response.status_code == 413 and "1,048,576 bytes" in response.json()["detail"]
-    slowest, done = 0.0, threading.Event()
+    slowest, done, begun = 0.0, threading.Event(), time.monotonic()
 
     def attack() -> None:
         assert ask(address, lists, "application/json").status_code == 413  # a side of 262,000 pixels
@@ -96,8 +96,9 @@ def test_json_has_a_limit_of_its_own_and_is_parsed_elsewhere(address):
             start = time.monotonic()
             assert client.get(f"{address}/healthz").status_code == 200
             slowest = max(slowest, time.monotonic() - start)
+    whole = time.monotonic() - begun
     thread.join()
-    assert slowest < 0.5  # a busy machine; the parsing itself takes longer
+    assert slowest < whole / 2  # a loop that parses answers nobody until it is done; a busy machine is slow in both
 
 
 def test_many_objects_are_refused_before_they_are_parsed(client):
