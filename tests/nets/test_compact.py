@@ -82,25 +82,31 @@ def test_samples_share_the_stages_without_masks(unmasked):
     assert c.shape == ((10, 8) if unmasked < 3 else (2, 8))
 
 
-def test_a_mirrored_prediction_is_the_mean_of_the_features_of_both_images():
+@pytest.mark.parametrize(("shift", "mirror"), [(0, True), (1, False), (2, True)])
+def test_a_prediction_is_the_mean_of_the_features_of_all_views(shift, mirror):
     task, x = Task(3, 32, 32, 10), photographs(4, 32).float() / 255
-    plain, mirrored = (
-        Compact(widths=(4, 6, 8), mirror=mirror).build(task, Masking(0.8), generator=torch.Generator().manual_seed(0))
-        for mirror in (False, True)
+    plain, averaged = (
+        Compact(widths=(4, 6, 8), **options).build(task, Masking(0.8), generator=torch.Generator().manual_seed(0))
+        for options in ({}, {"shift": shift, "mirror": mirror})
     )
-    for net in (plain, mirrored):
+    for net in (plain, averaged):
         name_sites(net)
     noise = Noise(0, torch.arange(3), torch.arange(4))
 
     def features(net, x):
         return net(net.stem(x), noise)
 
-    assert features(mirrored, x).equal(features(plain, x))  # training sees images as they are
-    plain.load_state_dict(mirrored.state_dict())
-    plain.eval(), mirrored.eval()
-    expected = (features(plain, x) + features(plain, x.flip(-1))) / 2
-    assert torch.allclose(features(mirrored, x), expected, atol=1e-6)
-    assert torch.allclose(features(mirrored, x), features(mirrored, x.flip(-1)), atol=1e-6)
+    assert features(averaged, x).equal(features(plain, x))  # training sees images as they are
+    plain.load_state_dict(averaged.state_dict())
+    plain.eval(), averaged.eval()
+    bordered = np.pad(x.numpy(), ((0, 0), (0, 0), (shift, shift), (shift, shift)), mode="edge")
+    corners = {0, shift, 2 * shift}  # of the windows: moved down and right, not at all, up and left
+    views = [torch.from_numpy(bordered[:, :, k : k + 32, k : k + 32]) for k in corners]
+    views += [view.flip(-1) for view in views] if mirror else []
+    expected = sum(features(plain, view) for view in views) / len(views)
+    assert torch.allclose(features(averaged, x), expected, atol=1e-6)
+    if mirror and not shift:
+        assert torch.allclose(features(averaged, x), features(averaged, x.flip(-1)), atol=1e-6)
 
 
 def test_the_filters_cost_their_kl_and_the_whitening_costs_nothing():

@@ -12,7 +12,7 @@ X = torch.arange(4 * 3 * 5 * 6).reshape(4, 3, 5, 6).float() + 1  # no pixel is b
 
 
 def change(x=X, kinds=("flip", "crop", "cutout"), rows=ROWS, **options):
-    return augmented(x, kinds, rows=rows, **({"crop": 2, "seed": 1, "step": 9} | options))
+    return augmented(x, kinds, rows=rows, **({"crop": 2, "seed": 1, "step": 9, "epoch": 3} | options))
 
 
 def windows(image: np.ndarray, pad: int) -> list[np.ndarray]:
@@ -32,6 +32,8 @@ def test_a_flip_is_the_image_or_its_mirror_half_the_time():
     mirrored = (flipped == x.flip(-1)).flatten(1).all(1)
     assert ((flipped == x).flatten(1).all(1) ^ mirrored).all()
     assert abs(mirrored.float().mean() - 0.5) < 4 * 0.5 / 2000**0.5  # four standard errors
+    assert change(x, ("flip",), torch.arange(2000), step=10).equal(flipped)  # the same in all steps of an epoch
+    assert change(x, ("flip",), torch.arange(2000), epoch=4).equal(flipped.flip(-1))  # the other side in the next
 
 
 def test_a_crop_is_one_of_the_windows_of_the_padded_image_and_each_comes():

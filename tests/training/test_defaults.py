@@ -14,7 +14,7 @@ from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Compact
 from calgp.posthoc.calibration import Temperature
-from calgp.runs import Interrupted, Run, RunFolder, TrainingData, from_json
+from calgp.runs import Interrupted, Run, RunFolder, TrainingData, environment, from_json
 from calgp.runs.fit_calibrator import cross_fitted
 from calgp.runs.results import NoteRecord
 from calgp.training import defaults as defaults_module
@@ -28,6 +28,25 @@ TINY = {"backbone": {"name": "lenet", "channels": [4, 8], "hidden": [16]}, "batc
 def coloured(n: int, side: int = 32) -> Images:
     x = torch.randint(256, (n, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return Images.of(x, torch.arange(n) % 4, tuple("abcd"))
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        ({"steps": 10_000, "backbone": "compact"}, "bf16-mixed"),
+        ({"steps": 9_999, "backbone": "compact"}, "32-true"),
+        ({"minutes": 20, "backbone": "compact"}, "bf16-mixed"),
+        ({"minutes": 19, "backbone": "compact"}, "32-true"),
+        ({"steps": 10_000, "backbone": "resnet"}, "32-true"),
+    ],
+)
+def test_long_trainings_of_compact_are_in_bf16_where_the_processor_has_it(options, precision, monkeypatch):
+    run = from_json(options)
+    data = TrainingData.cut(DIGITS, run)
+    for has_it in (True, False):
+        monkeypatch.setattr(environment, "_cpu_info", lambda: f"flags : avx512f{' avx512_bf16' * has_it}")  # noqa: B023
+        found = defaults_module.default_precision(resolved(run, data), data, torch.device("cpu"))
+        assert found == (precision if has_it else "32-true")
 
 
 @pytest.mark.parametrize(("n", "held_out"), [(490, 0), (500, 50), (1000, 100)])

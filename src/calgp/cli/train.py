@@ -39,7 +39,11 @@ TensorboardOption = Annotated[
     Path | None, typer.Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
 ]
 PrecisionOption = Annotated[
-    str | None, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true …", show_default="32-true; as begun")
+    str | None,
+    typer.Option(
+        help="32-true, bf16-mixed, 16-mixed, 64-true …",
+        show_default="32-true; bf16-mixed for long trainings of compact on one device that has it; as begun",
+    ),
 ]
 AccumulateOption = Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")]
 WorkersOption = Annotated[
@@ -92,6 +96,9 @@ def train(
     go_on = any(rooms.runs.gathered(fabric, go_on))  # where a machine has restarted its processes, the others follow
     images = rooms.runs.together(fabric, lambda: rooms.runs.TrainingData.of(run, data, workers=workers))
     resolved = rooms.training.resolved(run, images)
+    if precision is None and begun_in is None and fabric.world_size == 1:
+        fast = rooms.training.default_precision(resolved, images, fabric.device)
+        fabric = open_fabric(device, fast, threads, devices)
     goes_on, done = rooms.runs.on_first(
         fabric, lambda: _goes_on(resolved, target) if go_on else (resume is not None, False)
     )

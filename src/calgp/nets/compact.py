@@ -49,6 +49,10 @@ class Compact(Backbone):
         False, "Predict by the mean features of an image and its mirror image, in twice the time.",
         since_version="0.2.0",
     )  # fmt: skip
+    shift: int = option(
+        0, "Predict by the mean features of an image and of the image moved by this many pixels, up and left, and down "
+        "and right, in three times the time.", within=Interval(0, 100), since_version="0.2.0",
+    )  # fmt: skip
     hidden: tuple[int, ...] = option((), HIDDEN, within=COUNT, default_text="none", example="384,192")
     spectral: float | None = like(LeNet, "spectral")
 
@@ -85,24 +89,27 @@ class CompactFeatures(Features):
             before = width
         self.stages: list[Stage] = nn.ModuleList(stages)  # pyright: ignore[reportAttributeAccessIssue]
         self.unmasked = min(spec.unmasked + further, len(stages))
-        self.out_features, self.mirror = before, spec.mirror
+        self.out_features, self.mirror, self.shift = before, spec.mirror, spec.shift
         for module in self.modules():
             if isinstance(module, Convolution):
                 nn.init.kaiming_normal_(module.weight, generator=generator)
         bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
-        h = self._first_stages(x)
-        return torch.cat([h, self._first_stages(x.flip(-1))], 1) if self._mirrors() else h
+        return torch.cat([self._first_stages(view) for view in self._views(x)], 1)
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:
-        if self._mirrors():
-            image, mirrored = h.chunk(2, 1)
-            return (self._last_stages(image, noise) + self._last_stages(mirrored, noise)) / 2
-        return self._last_stages(h, noise)
+        count = 1 if self.training else (3 if self.shift else 1) * (2 if self.mirror else 1)
+        return torch.stack([self._last_stages(view, noise) for view in h.chunk(count, 1)]).mean(0)
 
-    def _mirrors(self) -> bool:
-        return self.mirror and not self.training
+    def _views(self, x: Float[Tensor, "N C H W"]) -> list[Tensor]:
+        """The images of a training step as they are; those to predict also moved and mirrored, as the options say."""
+        views = [x]
+        if self.shift and not self.training:
+            views += [moved(x, -self.shift), moved(x, self.shift)]
+        if self.mirror and not self.training:
+            views += [view.flip(-1) for view in views]
+        return views
 
     def _first_stages(self, x: Tensor) -> Tensor:
         h = F.gelu(self.whitening(canvas(x, SMALLEST)))
@@ -117,6 +124,19 @@ class CompactFeatures(Features):
 
     def kl(self) -> Float[Tensor, ""]:
         return torch.stack([m.kl() for m in self.modules() if isinstance(m, Convolution)]).sum()
+
+
+def moved(x: Float[Tensor, "N C H W"], by: int) -> Float[Tensor, "N C H W"]:
+    """The images moved down and to the right by so many pixels; those of the border fill what is left.
+
+    >>> moved(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 1)
+    tensor([[[[1., 1.],
+              [1., 1.]]]])
+    """
+    before, after = max(by, 0), max(-by, 0)
+    padded = F.pad(x, (before, after, before, after), mode="replicate")
+    height, width = x.shape[-2:]
+    return padded[..., after : after + height, after : after + width]
 
 
 class Stage(nn.Module):

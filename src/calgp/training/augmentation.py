@@ -22,27 +22,37 @@ CLEARLY_OF_A_CLASS = 4.0  # the same of one of many classes
 
 
 def augmented(
-    x: Shaped[Tensor, "N C H W"], kinds: Collection[str], *, crop: int, seed: int, step: int, rows: Int[Tensor, "N"]
+    x: Shaped[Tensor, "N C H W"],
+    kinds: Collection[str],
+    *,
+    crop: int,
+    seed: int,
+    step: int,
+    epoch: int,
+    rows: Int[Tensor, "N"],
 ) -> Shaped[Tensor, "N C H W"]:
     """Images of a training step, changed by `kinds`.
 
-    flip: left and right, with probability ½. crop: moved by up to `crop` pixels. cutout: a square of three eighths of
-    the side, anywhere, is black (DeVries & Taylor 2017). augmix: see `augmix`. `mixed_up` is mixup.
+    flip: left and right, in every second epoch; half of the images begin with it (Jordan 2024). crop: moved by up to
+    `crop` pixels. cutout: a square of three eighths of the side, anywhere, is black (DeVries & Taylor 2017). augmix:
+    see `augmix`. `mixed_up` is mixup.
 
     What is drawn is keyed by (seed, step, row), as the masks are: it depends neither on the batch nor on what was drawn
     before, so that a resumed training sees the same images.
     """
     if not kinds:
         return x
-    words = _words(seed, step, rows.to(x.device), 5)  # an image's: side, down, right, and where it is cut out
+    rows = rows.to(x.device)
+    words = _words(seed, step, rows, 4)  # an image's: down, right, and where it is cut out
     if "crop" in kinds:
-        x = _moved(x, crop, words[:, 1:3] % (2 * crop + 1))
+        x = _moved(x, crop, words[:, :2] % (2 * crop + 1))
     if "flip" in kinds:
-        x = torch.where((words[:, 0] & 1).bool()[:, None, None, None], x.flip(-1), x)
+        mirrored = (_words(seed, 0, rows, 5)[:, 4] + epoch) % 2 == 1
+        x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
     if "augmix" in kinds:
         x = augmix(x, seed=seed, step=step, rows=rows)
     if "cutout" in kinds:
-        x = _cut_out(x, words[:, 3:])
+        x = _cut_out(x, words[:, 2:])
     return x
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import replace
 
+import torch
 from lightning_fabric import Fabric
 
 from calgp.data import Images
@@ -14,6 +15,7 @@ from calgp.gp import Bound
 from calgp.nets import Task, program_features
 from calgp.run import Run
 from calgp.runs.build import build
+from calgp.runs.environment import computes_in_bf16
 from calgp.runs.folder import RunFolder
 from calgp.runs.ranks import on_first
 from calgp.runs.training_data import TrainingData, class_weights
@@ -24,6 +26,7 @@ CROPPED = 16  # pixels: smaller images are not moved by default
 FLIPPED = 28  # pixels: of smaller images a mirror is not asked
 WARM_UP, TIMED = 2, 10  # steps that are made to learn how long one takes
 FORWARD = 0.4  # of a step is a pass without gradients, and a little for the head
+LONG_STEPS, LONG_MINUTES = 10_000, 20.0  # from which a training is in bf16-mixed by default
 RESERVE = 0.95  # of the minutes are for steps; the rest for scores of the hold-out
 
 
@@ -65,6 +68,13 @@ def augmentation(train: Images) -> tuple[str, ...]:
     if side < CROPPED:
         return ()
     return ("crop", "flip") if side >= FLIPPED and mirror_is_harmless(train) else ("crop",)
+
+
+def default_precision(run: Run, data: TrainingData, device: torch.device) -> str:
+    """bf16-mixed for long trainings of `compact`, where the device has instructions for it; else 32-true."""
+    minutes, steps = run.minutes, run.total_steps(len(data.train))
+    is_long = steps >= LONG_STEPS if minutes is None else minutes >= LONG_MINUTES
+    return "bf16-mixed" if is_long and run.backbone.scale_free and computes_in_bf16(device) else "32-true"
 
 
 def with_steps(run: Run, folder: RunFolder, data: TrainingData, fabric: Fabric, *, accumulate: int) -> Run:

@@ -123,7 +123,8 @@ def _differentiate(
         for place, (index, pixels) in enumerate(parts, start=1):
             x, y = fabric.to_device((to_unit_interval(pixels), images.y[index]))
             rows = images.rows[index].to(x.device)
-            x = augmented(x, run.augment, crop=run.crop or 0, seed=run.seed, step=step, rows=rows)
+            epoch = step // -(-len(images) // run.batch_size)
+            x = augmented(x, run.augment, crop=run.crop or 0, seed=run.seed, step=step, epoch=epoch, rows=rows)
             mixed = None
             if "mixup" in run.augment:
                 x, mixed = mixed_up(x, y, seed=run.seed, step=step, rows=rows)

@@ -27,7 +27,7 @@ from calgp.runs.ranks import check_same, on_first, owned, together, wrap_lost_ra
 from calgp.runs.results import Calibration, NoteRecord
 from calgp.runs.run_outliers import fit_outliers, write_outliers
 from calgp.runs.training_data import TrainingData
-from calgp.training.defaults import resolved, with_steps
+from calgp.training.defaults import default_precision, resolved, with_steps
 from calgp.training.fine_tune import fine_tuning_run
 from calgp.training.loop import Step
 from calgp.training.resumable import ResumableTraining, explain_numbers
@@ -52,12 +52,13 @@ def train_run(
     A training that was killed at any moment and resumed ends with the same bits. One that had not come to its first
     checkpoint (one every `checkpoint_seconds`, 60 unless given) starts again, with `resume` or without.
     Where the numbers fail in too many steps in a row, the last good state is kept as the checkpoint, and a CalgpError
-    tells which number and which images.
+    tells which number and which images. Without a `fabric` it is the best device of this machine, and
+    `default_precision`.
 
     Of several ranks (a Fabric with a DDP strategy, launched) each calls this with the same arguments; rank 0 writes.
     `accumulate`: in how many parts a rank takes its share of a batch, for memory's sake.
     """
-    fabric, given = one_device(fabric), data
+    chosen, fabric, given = fabric is None, one_device(fabric), data
     folder = RunFolder(folder.path, writes=fabric.is_global_zero)
     with wrap_lost_ranks(fabric):
         made_by = training_arithmetic(fabric, accumulate).shared()
@@ -66,6 +67,9 @@ def train_run(
         check_same(fabric, {"the training images": together(fabric, data.train.checksum)})
     run = resolved(run, data)
     _check_given(run, data, accumulate)
+    if chosen:
+        precision = default_precision(run, data, fabric.device)
+        fabric = Fabric(accelerator="auto", devices=1, precision=precision)  # pyright: ignore[reportArgumentType]
     with wrap_lost_ranks(fabric), owned(fabric, folder):
         if on_first(fabric, lambda: resume and folder.finished and folder.interrupted):  # killed before the very end
             folder.remove(CHECKPOINT)
