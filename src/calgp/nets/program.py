@@ -9,13 +9,14 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from calgp.errors import CalgpError, one_line
 from calgp.json_values import Json
+from calgp.nets.fusion import NORMED, Step, fused, normed_convolution
 from calgp.nets.last_layer import NOT_FINITE, LastLayer, Pass
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -40,15 +41,6 @@ VIEW = "aten.view.default"  # of channels-last images it may need a copy, which 
 TOLERANCE = 1e-4  # relative to the largest logit, between the network and its program
 
 
-class Step(NamedTuple):
-    """One operation: what its result is called, which it is, and what goes in."""
-
-    name: str
-    operation: str
-    args: Sequence[Json]
-    kwargs: Mapping[str, Json]
-
-
 class Program(nn.Module):
     """Runs the steps of a program, one after the other. Its input is `x`; it gives the values named by `outputs`.
 
@@ -68,7 +60,7 @@ class Program(nn.Module):
         if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS or len(given) != outputs:
             raise ValueError(f"it is no list of steps with {outputs} outputs")
         self.steps = [Step(*step) for step in steps]
-        self._run = [(step, _operation(step.operation)) for step in self.steps]
+        operations = {step.operation: _operation(step.operation) for step in self.steps}
         self.outputs, self.names = [*given], {name: f"tensor{place}" for place, name in enumerate(tensors)}
         for name, value in tensors.items():
             if value.is_floating_point():
@@ -82,7 +74,9 @@ class Program(nn.Module):
             known.add(step.name)
         if not set(given) <= known:
             raise ValueError("its outputs are no results of its steps")
-        self._last_use = _last_uses(self.steps, {*given})
+        run = fused(self.steps, given, _names)
+        self._run = [(step, (operations | {NORMED: normed_convolution})[step.operation]) for step in run]
+        self._last_use = _last_uses(run, {*given})
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         values: dict[str, Tensor] = {name: getattr(self, own) for name, own in self.names.items()} | {"x": x}
