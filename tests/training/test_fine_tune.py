@@ -58,7 +58,8 @@ from calgp.nets.pretrained import find_network
 
 network, task = make().eval(), Task(3, 20, 20, classes=2)
 extractor = find_network("network.py:make")
-features = Pretrained("network.py:make").follow(extractor, task).build(task, UNMASKED)
+spec = Pretrained("network.py:make").follow(extractor, task)
+features = spec.build(task, UNMASKED)
 x = torch.rand(5, 3, 20, 20)
 c, expected = features.stem(x), network[:-1]((x - 0.5) / 0.25)
 weights = torch.randn_like(c)
@@ -68,6 +69,9 @@ own = [each.grad for each in features.parameters() if each.requires_grad]
 theirs = [each.grad for each in network[:-1].parameters()]
 assert torch.allclose(c, expected, atol=1e-5)
 assert len(own) == len(theirs) and all(torch.allclose(*pair, atol=1e-4) for pair in zip(own, theirs))
+mirrored = spec.choose(task, mirror=True).build(task, UNMASKED)
+assert mirrored.stem(x).equal(c)  # training sees images as they are
+assert torch.allclose(mirrored.eval().stem(x), (c + features.stem(x.flip(-1))) / 2, atol=1e-5)
 print("the same")
 """
 STOPPED = """

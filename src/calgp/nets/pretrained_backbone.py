@@ -14,9 +14,10 @@ from calgp.data import Images
 from calgp.errors import CalgpError, one_line
 from calgp.gp import Noise, Posterior
 from calgp.nets.base import HIDDEN, Backbone, Features, Task
+from calgp.nets.compact import Compact
 from calgp.nets.pretrained import FeatureExtractor
 from calgp.nets.program import FromPixels, Program, describe_module
-from calgp.options import COUNT, Interval, about, check_options, option, options_of
+from calgp.options import COUNT, Interval, about, check_options, like, option, options_of
 
 LEVELS = 8  # groups of layers with a learning rate each
 DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.int64, torch.int32, torch.bool)}
@@ -65,6 +66,7 @@ class Pretrained(Backbone):
     head_epochs: float = option(
         30.0, "Passes over the features of the frozen network that train the head first; 0: none.", within=Interval(0)
     )
+    mirror: bool = like(Compact, "mirror")
     hidden: tuple[int, ...] = option((), HIDDEN, within=COUNT, default_text="none", example="384,192")
     program: str = option("", "SHA-256 of network.json; found by itself.", default_text="found by itself")
     checksum: str = option("", "SHA-256 of the weights to begin with; found by itself.", default_text="found by itself")
@@ -88,13 +90,16 @@ class Pretrained(Backbone):
         return words + [word for each in changed for word in ("--set", each)]
 
     def choose(self, task: Task, *, mirror: bool = False) -> "Pretrained":
-        """Itself: data names no code to run, so a network must have been followed where a user named it."""
+        """Itself, if it has been followed where a user named it: data names no code to run.
+
+        Where training flips the images, it predicts by an image and its mirror image.
+        """
         if not self.program:
             raise CalgpError(
                 f"{self.network} is only named here: say calgp train --network {self.network}, or calgp.train(…, "
                 f"network={self.network!r})."
             )
-        return self
+        return replace(self, mirror=self.mirror or mirror)
 
     def follow(self, extractor: FeatureExtractor, task: Task) -> "Pretrained":
         """With the program of a network that has been made already."""
@@ -163,6 +168,12 @@ class ProgramFeatures(Features):
     def stem(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
             return x
+        if self.spec.mirror and not self.training:
+            return (self.view(x) + self.view(x.flip(-1))) / 2
+        return self.view(x)
+
+    def view(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N d"]:
+        """The features of images as they are."""
         return self.program(x.contiguous(memory_format=torch.channels_last))[0]
 
     def forward(self, h: Tensor, noise: Noise | None = None) -> Float[Tensor, "SN d"]:

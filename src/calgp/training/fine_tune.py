@@ -85,7 +85,7 @@ def _features(network: ProgramFeatures, train: Images, watch: Callable[[Step], N
     unknown = torch.full((), math.nan)
     with evaluating(network):
         for _, x in train.read(train.parts(FEATURE_BATCH)):
-            found.append(network.stem(to_unit_interval(x).to(like)))
+            found.append(network.view(to_unit_interval(x).to(like)))
             done += len(x)
             watch(Step(done, len(train), unknown, unknown, 0.0, stage="features"))
     return torch.cat(found)
