@@ -1,6 +1,6 @@
 """`GPClassifier()` beside a grid over ℓ and σ², everything else as it chooses: is its own choice as good as the best?
 
-    python tools/embedding_grid.py train test [--seeds 0,1,2]
+    python tools/embedding_grid.py train test [--seeds 0,1,2] [--lengthscales 0.7,1,1.4] [--variances 3,10,30]
 
 Scores on the test rows; the grid is judged by them, so its best is better than anybody could choose. Spread and
 temperature come from the hold-out in all rows.
@@ -19,8 +19,6 @@ from calgp.embeddings.cache import Embeddings
 from calgp.embeddings.hyperparameters import Choice
 from calgp.gp.laplace_softmax import VectorKernel
 from calgp.metrics import outcomes, scores
-
-LENGTHSCALES, VARIANCES = (0.7, 1.0, 1.4), (3.0, 10.0, 30.0)
 
 
 def row(title: str, fitted: GPClassifier, test: Embeddings, seconds: float) -> None:
@@ -44,6 +42,8 @@ def main() -> None:
     parser.add_argument("train", type=Path)
     parser.add_argument("test", type=Path)
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--lengthscales", default="0.7,1,1.4")
+    parser.add_argument("--variances", default="3,10,30")
     given = parser.parse_args()
     train, test = load_embeddings(given.train), load_embeddings(given.test)
     print("| | ℓ | σ² | spread | T | ERR | MNLL | ECE | seconds of a core |\n" + "| --- " * 9 + "|")
@@ -51,8 +51,8 @@ def main() -> None:
         fitted, seconds = fit(train, seed)
         row(f"GPClassifier(random_state={seed})", fitted, test, seconds)
     chosen = fitted.choice_
-    for lengthscale in LENGTHSCALES:
-        for variance in VARIANCES:
+    for lengthscale in map(float, given.lengthscales.split(",")):
+        for variance in map(float, given.variances.split(",")):
             kernel = VectorKernel(radial=1.0, lengthscale=lengthscale)
             module.search = lambda x, y, classes, k=kernel, v=variance: (Choice(chosen.transform, k, v), ())
             hyperparameters.VARIANCES = (variance,)
