@@ -1,8 +1,9 @@
 """Kernel, σ², spread and temperature of a `GPClassifier`: those with the best likelihood of left-out rows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ..
                 return each.mnll
         _, phi = Basis.exact(kernel, Inputs.fit(transform, x)(x))
         first = tried[-1].variance if tried else 10.0
-        variance, mnll, _ = _best_variance(phi, y, classes, _folds(y, SEARCH_FOLDS), first)
+        variance, mnll, _ = _best_variance(_split(phi, y, _folds(y, SEARCH_FOLDS)), classes, first)
         tried.append(Choice(transform, kernel, variance, mnll))
         return mnll
 
@@ -97,26 +98,48 @@ def _folds(y: Tensor, count: int) -> list[Tensor]:
     return [number == fold for fold in range(count)]
 
 
+def _best_above(values: tuple[float, ...], first: float, score: Callable[[float], float]) -> float:
+    """The value with the lowest score of `first` and the two above it."""
+    place = values.index(first)
+    return min(values[place : place + 3], key=score)
+
+
+class _Split(NamedTuple):
+    """Rows that teach, and rows that are left out, with their labels."""
+
+    phi: Tensor
+    y: Tensor
+    out: Tensor
+    out_y: Tensor
+
+
+def _split(phi: Tensor, y: Tensor, folds: list[Tensor]) -> list[_Split]:
+    return [_Split(phi[~fold], y[~fold], phi[fold], y[fold]) for fold in folds]
+
+
 def _best_variance(
-    phi: Tensor, y: Tensor, classes: int, folds: list[Tensor], first: float
+    splits: list[_Split],
+    classes: int,
+    first: float,
+    starts: Sequence[Mode | None] = (),
+    choose: Callable[[tuple[float, ...], float, Callable[[float], float]], float] = _climb,
 ) -> tuple[float, float, list[Mode | None]]:
     """σ² and the mean negative log-likelihood of left-out rows at the mode, at its best temperature; and the modes."""
-    rows = [(phi[~fold], y[~fold], phi[fold]) for fold in folds]
-    order = torch.cat([y[fold] for fold in folds])
-    starts: list[Mode | None] = [None] * len(folds)
+    order = torch.cat([split.out_y for split in splits])
+    modes: list[Mode | None] = [*starts] or [None] * len(splits)
     found: dict[float, tuple[float, list[Mode | None]]] = {}
 
     def score(variance: float) -> float:
-        for place, (kept, labels, _) in enumerate(rows):
-            starts[place] = find_mode(kept, labels, classes, variance, start=starts[place], tolerance=ROUGHLY)
+        for place, (phi, y, _, _) in enumerate(splits):
+            modes[place] = find_mode(phi, y, classes, variance, start=modes[place], tolerance=ROUGHLY)
         log_probs = torch.cat(
-            [mode(out).log_softmax(1) for mode, (_, _, out) in zip(starts, rows, strict=True) if mode]
+            [mode(split.out).log_softmax(1) for mode, split in zip(modes, splits, strict=True) if mode]
         )
         mnll = _mnll((log_probs / _temperature(log_probs, order)).log_softmax(1), order)
-        found[variance] = mnll, [*starts]
+        found[variance] = mnll, [*modes]
         return mnll
 
-    best = _climb(VARIANCES, first, score)
+    best = choose(VARIANCES, first, score)
     return best, *found[best]
 
 
@@ -129,7 +152,7 @@ def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple
         mode = find_mode(phi, y, classes, found.variance)
         return found, _entropy(mode(phi).log_softmax(1))
     folds = _folds(y, FOLDS)
-    variance, _, _ = _best_variance(phi, y, classes, folds, found.variance)
+    variance, _, _ = _best_variance(_split(phi, y, folds), classes, found.variance)
     mean, spread = phi.new_empty(len(y), classes), phi.new_empty(len(y))
     for fold in folds:
         mode = find_mode(phi[~fold], y[~fold], classes, variance)
@@ -145,9 +168,11 @@ def hold_out(
 ) -> tuple[Choice, Tensor, Mode]:
     """The same of a process that only some rows carry, and the mode without the last rows, which are left out."""
     kept = len(y) - min(len(y) // 5, HELD_OUT)
-    some = torch.cat([torch.arange(min(kept, MIDDLE)), torch.arange(kept, len(y))])
-    variance, _, (start,) = _best_variance(phi[some], y[some], classes, [some >= kept], found.variance)
-    mode = find_mode(phi[:kept], y[:kept], classes, variance, start=start, tolerance=ROUGHLY)
+    few = _Split(phi[: min(kept, MIDDLE)], y[: min(kept, MIDDLE)], phi[kept:], y[kept:])
+    variance, _, start = _best_variance([few], classes, found.variance)
+    rows = _Split(phi[:kept], y[:kept], phi[kept:], y[kept:])  # more rows can bear more variance
+    variance, _, (mode,) = _best_variance([rows], classes, variance, start, _best_above)
+    assert mode is not None  # noqa: S101 (for the type checker)
     process = VectorGP.fit(basis, phi[:kept], mode, variance)
     latents = [process.latent(part) for part in parts(u[kept:], len(basis.inducing))]
     mean, spread = (
@@ -174,7 +199,12 @@ def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tup
         tried[spread] = choice, _entropy(log_probs)
         return mnll
 
-    return tried[_climb(SPREADS, 1.0, score)]
+    coarse = SPREADS[::2]  # the likelihood may have two maxima: much spread with a low temperature, and little
+    best = SPREADS.index(min(coarse, key=score))
+    for neighbour in {max(best - 1, 0), min(best + 1, len(SPREADS) - 1)} - {best}:
+        score(SPREADS[neighbour])
+    least = min(choice.mnll or math.inf for choice, _ in tried.values())
+    return tried[max(spread for spread, (choice, _) in tried.items() if (choice.mnll or 0.0) <= (1 + CLEARLY) * least)]
 
 
 def _temperature(log_probs: Tensor, y: Tensor) -> float:
