@@ -17,6 +17,7 @@ from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import NEAR_ONE
+from calgp.posthoc.decisions import Wanted
 from calgp.posthoc.outliers import Threshold
 from calgp.run import SEED
 from calgp.runs.card import Card
@@ -35,7 +36,7 @@ from calgp.runs.evaluation import (
 )
 from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
-from calgp.runs.fit_decisions import Wanted, fit_decisions, not_calibrated_on, uniform_of, warning
+from calgp.runs.fit_decisions import fit_decisions, not_calibrated_on, uniform_of, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
 from calgp.runs.prediction import OneShot, Prediction
