@@ -181,8 +181,8 @@ class Classifier:
             check_same(self.fabric, self._identity(passes, engine, seed, len(x), names))
             predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
         decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
-        found = Prediction(names, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
-        return found.with_outliers(self.outlier_threshold)
+        threshold = self.outlier_threshold
+        return Prediction.of(predictive, how, self.classes, decided=decided, threshold=threshold, names=names)
 
     def predict_batches(
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0
