@@ -571,14 +571,14 @@ def test_bootstrap_of_detection_resamples_both_sides():
 @pytest.mark.parametrize(
     ("log_probs", "y", "message"),
     [
-        (torch.zeros(3), torch.zeros(3).long(), r"\[N, Q\].*got torch.float32 \[3\]"),
+        (torch.zeros(3), torch.zeros(3).long(), r"torch.float32 \[3\].*\[N, Q\]"),
         (torch.zeros(3, 1), torch.zeros(3).long(), "Q ≥ 2"),
-        (torch.zeros(3, 2).long(), torch.zeros(3).long(), "floating point.*torch.int64"),
-        (torch.full((3, 2), 0.5).log(), torch.zeros(2).long(), r"integers \[3\].*got torch.int64 \[2\]"),
+        (torch.zeros(3, 2).long(), torch.zeros(3).long(), "torch.int64.*floating point"),
+        (torch.full((3, 2), 0.5).log(), torch.zeros(2).long(), r"torch.int64 \[2\].*integers \[3\]"),
         (torch.full((3, 2), 0.5).log(), torch.zeros(3), "torch.float32"),
         (torch.full((3, 2), 0.5).log(), torch.eye(3, 2).long(), "argmax"),
-        (torch.full((3, 2), 0.5).log(), torch.tensor([0, 1, 2]), "from 0 to 1.*got labels from 0 to 2"),
-        (torch.full((3, 2), 0.5).log(), torch.tensor([0, 1, -1]), "got labels from -1 to 1"),
+        (torch.full((3, 2), 0.5).log(), torch.tensor([0, 1, 2]), "Invalid labels from 0 to 2.*from 0 to 1"),
+        (torch.full((3, 2), 0.5).log(), torch.tensor([0, 1, -1]), "Invalid labels from -1 to 1"),
         (torch.full((3, 2), 0.5), torch.tensor([0, 1, 1]), r"these are probabilities: pass probs.log\(\)"),
         (
             torch.tensor([[0.5, 0.5]]).log().repeat(2, 1) + torch.tensor([[0], [3.0]]),
@@ -605,7 +605,7 @@ def test_the_refused_row_is_named_whatever_the_chunk(monkeypatch):
 
 def test_variants_are_named_never_silent():
     result = metrics.outcomes(*predictions(20))
-    with pytest.raises(CalgpError, match="'mean', 'midpoint', got 'middle'"):
+    with pytest.raises(CalgpError, match="Invalid confidence='middle': must be one of 'mean', 'midpoint'"):
         metrics.ece(result, confidence="middle")  # pyright: ignore
     with pytest.raises(CalgpError, match="'equal-width', 'equal-mass'"):
         metrics.ece(result, binning="quantile")  # pyright: ignore

@@ -119,7 +119,7 @@ def test_one_image_is_enough():
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, 0.01])
 def test_a_temperature_outside_its_range_cannot_be(temperature):
-    with pytest.raises(CalgpError, match="lies in"):
+    with pytest.raises(CalgpError, match="Invalid temperature"):
         Temperature(temperature)
 
 

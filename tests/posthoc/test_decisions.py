@@ -57,7 +57,7 @@ def test_uncertainty_is_one_less_confidence_entropy_or_mutual_information(real):
     torch.testing.assert_close(uncertainty(real), 1 - real["confidence"].double())
     assert uncertainty(real, "entropy").equal(real["entropy"].double())
     assert uncertainty(real, "mutual-information").equal(real["mutual_information"].double())
-    with pytest.raises(CalgpError, match="no score 'luck'; there are confidence, entropy, mutual-information"):
+    with pytest.raises(CalgpError, match="no score 'luck'; known: confidence, entropy, mutual-information"):
         uncertainty(real, "luck")
 
 
@@ -454,7 +454,7 @@ def test_whole_numbers_beyond_64_bits_are_thresholds(both):
         ("sets", {"kind": "raps"}, "no sets 'raps'"),
         ("sets", {"thresholds": [0.5]}, "sets: .*1 thresholds for 10 classes"),
         ("sets", {"thresholds": [True] * 10}, "sets.thresholds.0: .*number, not True"),
-        ("sets", {"coverage": 2}, "coverage=2 cannot be"),
+        ("sets", {"coverage": 2}, "Invalid coverage=2: must be a share"),
     ],
 )
 def test_damaged_decisions_are_refused(both, part, change, says):
@@ -467,18 +467,18 @@ def test_damaged_decisions_are_refused(both, part, change, says):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda p, y: PredictionSets.fit(p, y, coverage=1.0), "coverage=1 cannot be"),
-        (lambda p, y: PredictionSets.fit(p, y, coverage=math.nan), "coverage=nan cannot be"),
-        (lambda p, y: PredictionSets.fit(p, y, coverage=0.9, kind="raps"), "no sets 'raps'; there are lac, aps"),
+        (lambda p, y: PredictionSets.fit(p, y, coverage=1.0), "Invalid coverage=1: must be a share"),
+        (lambda p, y: PredictionSets.fit(p, y, coverage=math.nan), "Invalid coverage=nan"),
+        (lambda p, y: PredictionSets.fit(p, y, coverage=0.9, kind="raps"), "no sets 'raps'; did you mean 'aps'"),
         (lambda p, y: PredictionSets.fit(p, y, coverage=0.9), "aps needs a uniform number for each of the 300"),
-        (lambda p, y: PredictionSets.fit(p, y[1:], coverage=0.9, kind="lac"), r"Labels are \[300\]"),
+        (lambda p, y: PredictionSets.fit(p, y[1:], coverage=0.9, kind="lac"), r"must be \[300\]"),
         (lambda p, y: PredictionSets.fit(p, y + 3, coverage=0.9, kind="lac"), "from 3 to 7"),
         (lambda p, y: PredictionSets.fit(p[:8], y[:8], coverage=0.9, kind="lac"), "at least 9 held-out .* are 8"),
         (lambda p, y: PredictionSets.fit(p, y * 0, coverage=0.9, kind="lac", by_class=True), "images of class 1"),
         (lambda p, y: PredictionSets.fit(p.exp(), y, coverage=0.9, kind="lac"), "log_softmax"),
         (lambda p, y: PredictionSets.fit(p, y, coverage=0.9, kind="lac").apply(p[:, :4]), r"\[N, 5\]"),
-        (lambda p, y: Selection.fit(p[:, 0], y == 0, error=0.0), "error=0 cannot be"),
-        (lambda p, y: Selection.fit(p[:, 0], y == 0, error=0.1, confidence=1.0), "confidence=1 cannot be"),
+        (lambda p, y: Selection.fit(p[:, 0], y == 0, error=0.0), "Invalid error=0"),
+        (lambda p, y: Selection.fit(p[:, 0], y == 0, error=0.1, confidence=1.0), "Invalid confidence=1"),
         (lambda p, y: Selection.fit(p[:, 0], y[1:] == 0, error=0.1), "two columns"),
         (lambda p, y: Selection.fit(p[:, 0] * math.nan, y == 0, error=0.1), "NaN"),
         (lambda p, y: risk_coverage(p[:0, 0], y[:0] == 0), "at least one image"),

@@ -216,9 +216,9 @@ def test_a_target_out_of_reach_is_written_as_abstaining_from_everything(copy, fa
     ("options", "says"),
     [
         ({}, "Nothing was asked for"),
-        ({"error": 1.5}, "error=1.5 cannot be"),
-        ({"coverage": 0.0}, "coverage=0 cannot be"),
-        ({"error": 0.1, "confidence": 1.0}, "confidence=1 cannot be"),
+        ({"error": 1.5}, "Invalid error=1.5: must be a share"),
+        ({"coverage": 0.0}, "Invalid coverage=0: must be a share"),
+        ({"error": 0.1, "confidence": 1.0}, "Invalid confidence=1: must be a share"),
         ({"error": 0.1, "score": "luck"}, "no score 'luck'"),
         ({"coverage": 0.9, "sets": "raps"}, "no sets 'raps'"),
         ({"coverage": 0.99}, "at least 99 held-out images; there are 40"),

@@ -16,7 +16,8 @@ from calgp import cli
 from calgp.data import load
 from calgp.runs import Classifier, RunFolder
 from calgp.serve import create_app
-from calgp.serve.schemas import GalleryResponse, ModelResponse, PredictionResponse, Problem, StreamLine
+from calgp.serve.model_info import GalleryResponse, ModelResponse
+from calgp.serve.schemas import PredictionResponse, Problem, StreamLine
 from folders import decide
 
 from .conftest import RAW, png, sampled
@@ -130,7 +131,7 @@ def test_the_model_is_described(client):
     assert found.classes == list("0123456789") and found.random and found.limits.samples == 1000
     inside, outside = found.evaluations
     assert inside.source == "digits" and sum(inside.reliability.count) == inside.n == 1000
-    assert outside.outside and outside.reliability is None and outside.ood["entropy"]["auroc"].value > 0.8
+    assert outside.outside and outside.reliability is None and outside.ood["entropy"].auroc.value > 0.8
 
 
 def test_the_gallery_is_in_order(client):

@@ -202,7 +202,7 @@ def test_the_network_is_left_alone(network):
         (lambda x, y: (x, y), {"share": 1.0}, "Invalid share=1"),
         (lambda x, y: (x, y), {"outliers": "densities"}, "did you mean 'density'"),
         (lambda x, y: (x, y), {"classes": ["a", "b"]}, "2 classes are named; the network has 3"),
-        (lambda x, y: (x, y), {"coverage": 2.0}, "coverage=2 cannot be"),
+        (lambda x, y: (x, y), {"coverage": 2.0}, "Invalid coverage=2: must be a share"),
         (lambda x, y: (x, y), {"sets": "asp"}, "There is no sets 'asp'"),
     ],
 )

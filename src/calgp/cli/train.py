@@ -186,8 +186,8 @@ def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
         f"Trained {run.label} ({run.backbone_label}) on {card.train_images:,} images of {run.source} in "
         f"{_budget(run, card.train_images)}{kept}, {took}, into {folder.path}."
     )
-    scores = [each for each in log if isinstance(each, rooms.results.HoldoutRecord)]
-    why = [each.why for each in log if isinstance(each, rooms.results.NoteRecord) and each.kind == "uncalibrated"]
+    scores = [each for each in log if each.kind == "holdout"]
+    why = [each.why for each in log if each.kind == "uncalibrated"]
     next_one = f"Next: calgp evaluate {folder.path}"
     if not scores:
         return [done, "No images were held out, so nothing is known yet of how good it is.", next_one]

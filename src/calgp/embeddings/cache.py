@@ -46,6 +46,7 @@ class Manifest(Sharded):
 
     holds: ClassVar[str] = "embeddings"
     command: ClassVar[str] = "calgp embed"
+    file: ClassVar[str] = "embeddings-{:06d}.safetensors"
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     network: Text
     weights: Text
@@ -64,9 +65,6 @@ class Manifest(Sharded):
     def made_by(self) -> MadeBy:
         return MadeBy(self.network, self.weights, self.preprocessing)
 
-    def shard_name(self, number: int) -> str:
-        return shard_name(number)
-
 
 class Embeddings(NamedTuple):
     """Embeddings `X` [N, d] (float32), labels `y` [N] (int64) that index `classes`; without labels y is None."""
@@ -77,7 +75,7 @@ class Embeddings(NamedTuple):
 
 
 def shard_name(number: int) -> str:
-    return f"embeddings-{number:06d}.safetensors"
+    return Manifest.file.format(number)
 
 
 def read_manifest(folder: Path) -> Manifest:

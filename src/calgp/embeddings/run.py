@@ -80,8 +80,7 @@ class VectorRun(Classifier):
         x = np.asarray(images, dtype=np.float32)
         (predictive,) = self.predict_batches([(to_unit_interval(_bytes(x)), torch.zeros(len(x)))])
         decided = self.decide_on(predictive, _bytes(x))
-        prediction = Prediction(None, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
-        return prediction.with_outliers(self.outlier_threshold)
+        return Prediction.of(predictive, how, self.classes, decided=decided, threshold=self.outlier_threshold)
 
     def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
         """The rows of a source; of the run's own without test rows of their own, those that `fit` left out to test."""

@@ -204,4 +204,4 @@ def draw_frequencies(kind: str, d: int, n_rf: int, *, masking: Posterior, genera
             return Fixed(orthogonal(d, n_rf, generator=generator))
         case "variational":
             return masking.frequencies(gaussian(d, n_rf, generator=generator))
-    raise ValueError(f"frequencies are one of {', '.join(FREQUENCIES)}, not {kind!r}")
+    raise ValueError(f"Invalid frequencies={kind!r}: must be one of {', '.join(FREQUENCIES)}")

@@ -132,7 +132,7 @@ class Passes:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.engine not in get_args(Engine):
-            raise ValueError(f"expected passes ≥ 1 and engine moments or samples, got {self.count} and {self.engine!r}")
+            raise ValueError(f"Invalid {self}: must have passes ≥ 1 and engine moments or samples")
 
     @staticmethod
     def of(model: Model, count: int | None = None, engine: Engine | None = None) -> "Passes":
@@ -215,7 +215,7 @@ def predict_batches(
     [2, 2, 1]
     """
     if not 0 <= seed < 2**63:
-        raise ValueError(f"the seed must be 0 … 2^63 - 1, not {seed}")
+        raise ValueError(f"Invalid {seed=}: must be from 0 to 2^63 - 1")
     how = Passes.of(model, passes, engine)
     if isinstance(data, Tensor):
         data = zip(data.split(SIZE), torch.arange(len(data), device=data.device).split(SIZE), strict=True)

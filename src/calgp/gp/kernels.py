@@ -32,7 +32,7 @@ class Theta:
     def __post_init__(self) -> None:
         for name, value in (("ℓ", self.lengthscale), ("σ", self.sigma)):
             if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, not {value}")
+                raise ValueError(f"Invalid {name}={value}: must be positive and finite")
 
 
 class Kernel(nn.Module, ABC):
@@ -108,7 +108,7 @@ class ArcCosine(Kernel):
     def __init__(self, d: int, theta: Theta = Theta(), *, order: int = 1) -> None:
         super().__init__(d, theta)
         if order not in (0, 1, 2):
-            raise ValueError(f"arc-cosine kernels of order 0, 1 and 2 exist here, not {order}")
+            raise ValueError(f"Invalid {order=}: must be 0, 1 or 2")
         self.order = order
 
     def identifiable(self, *, ard: bool) -> tuple[bool, bool]:

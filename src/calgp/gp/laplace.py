@@ -33,7 +33,7 @@ class LaplaceGP(Freezable):
     def __init__(self, process: RandomFeatureGP, *, covariances: int = 1) -> None:
         super().__init__()
         if covariances not in (1, process.out_features) or process.kernel.outputs is not None:
-            raise ValueError(f"one Σ, or one for each of {process.out_features} functions of the same Φ, can be")
+            raise ValueError(f"Invalid {covariances=}: must be 1 or {process.out_features}, functions of one Φ")
         self.process = process
         m = len(process.weights.weight)
         self.register_buffer("root", torch.zeros(covariances, m, m))  # R, Σ = R Rᵀ

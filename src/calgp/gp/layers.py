@@ -55,11 +55,11 @@ class RandomFeatureGP(nn.Module):
         super().__init__()
         n_rf = in_features if n_rf is None else n_rf
         if n_rf < 1 or in_features < 1 or out_features < 1:
-            raise ValueError(f"sizes must be positive, not {in_features=}, {out_features=}, {n_rf=}")
+            raise ValueError(f"Invalid {in_features=}, {out_features=}, {n_rf=}: must be positive")
         if theta.outputs is not None and (theta.outputs != out_features or frequencies == "variational"):
             raise ValueError(
-                "an own θ per output needs theta.outputs == out_features, and frequencies that are not inferred: "
-                f"got {theta.outputs} for {out_features}, {frequencies}"
+                f"Invalid {theta.outputs=}, {frequencies=}: a θ per output must be of {out_features} outputs, and "
+                "frequencies must not be inferred"
             )
         self.in_features, self.out_features, self.n_rf = in_features, out_features, n_rf
         self.kernel = make_kernel(kernel, in_features, theta)
@@ -120,8 +120,8 @@ class DeepGP(nn.Module):
         for before, after in itertools.pairwise(layers):
             if after.in_features != before.out_features + d:
                 raise ValueError(
-                    f"a layer after one of {before.out_features} functions takes them and the {d} features, "
-                    f"{before.out_features + d} in all, not {after.in_features}"
+                    f"Invalid in_features={after.in_features}: must be {before.out_features} functions of the layer "
+                    f"before and {d} features, {before.out_features + d} in all"
                 )
         self.layers: Sequence[RandomFeatureGP] = nn.ModuleList(layers)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -164,4 +164,4 @@ def make_kernel(name: str, d: int, theta: Theta) -> Kernel:
         return RBF(d, theta)
     if name in KERNELS:
         return ArcCosine(d, theta, order=int(name[-1]))
-    raise ValueError(f"kernel is one of {', '.join(KERNELS)}, not {name!r}")
+    raise ValueError(f"Invalid kernel={name!r}: must be one of {', '.join(KERNELS)}")

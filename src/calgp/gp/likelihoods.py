@@ -146,7 +146,7 @@ class Softmax(Likelihood):
     def __init__(self, draws: int = 16, alpha: float = 0.0) -> None:
         super().__init__()
         if not 0 <= alpha <= 1 or draws < 1:
-            raise ValueError(f"α must lie in [0, 1] and there must be draws, not {alpha=}, {draws=}")
+            raise ValueError(f"Invalid {alpha=}, {draws=}: α must lie in [0, 1], draws must be at least 1")
         self.draws, self.alpha = draws, alpha
 
     def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"], noise: Noise | None = None) -> Float[Tensor, "N"]:
@@ -207,7 +207,7 @@ class RobustMax(Likelihood):
     def __init__(self, epsilon: float = 1e-3, nodes: int = 20) -> None:
         super().__init__()
         if not 0 < epsilon < 1 or nodes < 1:
-            raise ValueError(f"ε must lie in (0, 1) and there must be nodes, not {epsilon=}, {nodes=}")
+            raise ValueError(f"Invalid {epsilon=}, {nodes=}: ε must lie in (0, 1), nodes must be at least 1")
         self.epsilon, self.nodes = epsilon, nodes
 
     def expected_log_prob(self, latent: Latent, y: Int[Tensor, "N"], noise: Noise | None = None) -> Float[Tensor, "N"]:

@@ -37,7 +37,7 @@ class Masking(Posterior):
 
     def __post_init__(self) -> None:
         if not 2**-16 <= self.keep <= 1 or self.granularity not in ("element", "channel", "shared"):
-            raise ValueError(f"{self}: keep must lie in (0, 1], granularity must be element, channel or shared")
+            raise ValueError(f"Invalid {self}: keep must lie in (0, 1], granularity must be element, channel or shared")
 
     @property
     def active(self) -> bool:

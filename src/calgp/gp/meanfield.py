@@ -31,7 +31,7 @@ class MeanField(Posterior):
 
     def __post_init__(self) -> None:
         if not 0 < self.deviation < math.inf:
-            raise ValueError(f"{self}: deviation must be positive and finite")
+            raise ValueError(f"Invalid {self}: deviation must be positive and finite")
 
     def linear(self, inputs: int, outputs: int, *, generator: Generator = None) -> "MeanFieldLinear":
         return MeanFieldLinear(inputs, outputs, deviation=self.deviation, generator=generator)

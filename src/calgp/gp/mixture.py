@@ -23,7 +23,7 @@ class Mixture(Model):
         kinds = {type(member.likelihood).__name__ for member in members}
         if not members or len({id(member) for member in members}) < len(members) or len(kinds) > 1:
             raise ValueError(
-                f"a mixture needs different models with one kind of likelihood, not {len(members)} {kinds}"
+                f"Invalid mixture of {len(members)} {kinds}: must be different models with one kind of likelihood"
             )
         if any(isinstance(member, Mixture) for member in members):
             raise ValueError("a mixture of mixtures would weigh its models unequally: list all models in one")

@@ -53,11 +53,11 @@ class InducingPatches(Inducing, Freezable):
         depth, height, width = image
         if min(size, patch) < 1 or patch > min(height, width) or channels not in CHANNELS:
             raise ValueError(
-                f"patches must fit into images of {height} × {width} and there must be some, channels are one of "
-                f"{', '.join(CHANNELS)}; not {size=}, {patch=}, {channels=}"
+                f"Invalid {size=}, {patch=}, {channels=}: must fit into {height} × {width}, channels one of "
+                f"{', '.join(CHANNELS)}"
             )
         if theta.ard or theta.outputs is not None:
-            raise ValueError("the kernel of patches has one σ and one ℓ")
+            raise ValueError(f"Invalid {theta}: must have one σ and one ℓ for all patches")
         self.size, self.patch, self.channels = size, patch, channels
         count = (height - patch + 1) * (width - patch + 1) * (depth if channels == "additive" else 1)
         d = patch**2 * (depth if channels == "joint" else 1)

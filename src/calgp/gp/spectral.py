@@ -22,7 +22,7 @@ class SpectralBound(nn.Module):
     def __init__(self, bound: float) -> None:
         super().__init__()
         if not 0 < bound < float("inf"):
-            raise ValueError(f"a spectral norm is bounded by a positive number, not {bound}")
+            raise ValueError(f"Invalid {bound=}: must be positive and finite")
         self.bound = bound
 
     def forward(self, weight: Float[Tensor, "D *rest"]) -> Float[Tensor, "D *rest"]:

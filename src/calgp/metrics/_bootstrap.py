@@ -191,7 +191,7 @@ def _percentiles(estimate: Tensor, values: Float[Tensor, "R ..."], level: float)
 
 def _check(resamples: int, level: float) -> None:
     if resamples < 1 or not 0 < level < 1:
-        raise CalgpError(f"expected resamples ≥ 1 and 0 < level < 1, got resamples={resamples}, level={level}.")
+        raise CalgpError(f"Invalid {resamples=}, {level=}: must be at least 1, and between 0 and 1.")
 
 
 @dataclass(frozen=True)

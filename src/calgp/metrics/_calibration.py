@@ -66,11 +66,11 @@ class Reliability:
         """Add up the counts of batches or ranks, which need the same bins."""
         parts = list(parts)
         if not parts:
-            raise CalgpError("expected at least one reliability to merge, got none.")
+            raise CalgpError("Invalid parts of a reliability: must be at least one.")
         first, *others = parts
         for part in others:
             if not torch.equal(part.edges, first.edges):
-                raise CalgpError("expected reliabilities with the same bin edges to merge, got different ones.")
+                raise CalgpError("Invalid parts of a reliability: must have the same bin edges.")
             first = replace(
                 first,
                 count=first.count + part.count,
@@ -286,4 +286,4 @@ def _equal_width(bins: int) -> Float[Tensor, "edges"]:
 
 def _check_bins(bins: int) -> None:
     if bins < 1:
-        raise CalgpError(f"expected at least one bin, got bins={bins}.")
+        raise CalgpError(f"Invalid {bins=}: must be at least 1, such as 20.")

@@ -80,7 +80,7 @@ class Confusion:
 def confusion(labels: Int[Tensor, "N"], y: Int[Tensor, "N"], *, classes: int) -> Confusion:
     """How often images of each class `y` got each of the `labels`."""
     if labels.shape != y.shape or y.ndim != 1:
-        raise CalgpError(f"expected as many labels as images, got {list(labels.shape)} and {list(y.shape)}.")
+        raise CalgpError(f"Invalid labels of {list(labels.shape)}: must be as many labels as images, {list(y.shape)}.")
     pairs, counts = (y.long() * classes + labels.long()).unique(return_counts=True)
     found = zip((pairs // classes).tolist(), (pairs % classes).tolist(), counts.tolist(), strict=True)
     return Confusion(classes, tuple(found))

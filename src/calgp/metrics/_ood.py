@@ -37,7 +37,7 @@ def ranks(inside: Float[Tensor, "N"], outside: Float[Tensor, "M"]) -> tuple[Int[
     """Scores as levels 0, 1, …, from the highest score down; equal scores share a level."""
     for name, scores in (("inside", inside), ("outside", outside)):
         if scores.ndim != 1 or not len(scores) or scores.isnan().any():
-            raise CalgpError(f"expected the scores {name} as [N] with N ≥ 1 and no NaN, got {list(scores.shape)}.")
+            raise CalgpError(f"Invalid scores {name} of {list(scores.shape)}: must be [N], at least one, without NaN.")
     dtype = torch.promote_types(inside.dtype, outside.dtype)
     values, level = torch.cat([inside.to(dtype), outside.to(dtype)]).unique(return_inverse=True)
     level = len(values) - 1 - level

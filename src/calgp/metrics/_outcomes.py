@@ -46,7 +46,9 @@ class Outcomes:
         parts = list(parts)
         classes = {part.classes for part in parts}
         if len(classes) != 1:
-            raise CalgpError(f"expected outcomes of one number of classes to join, got {sorted(classes) or 'none'}.")
+            raise CalgpError(
+                f"Invalid outcomes of {sorted(classes) or 'no'} classes: must be of one number of classes."
+            )
         columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
         return Outcomes(**columns, classes=classes.pop())
 
@@ -156,13 +158,13 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Refuse a misspelt variant rather than fall back to another one."""
     choices = tuple(choices)
     if value not in choices:
-        raise CalgpError(f"expected {name} to be one of {', '.join(map(repr, choices))}, got {value!r}.")
+        raise CalgpError(f"Invalid {name}={value!r}: must be one of {', '.join(map(repr, choices))}.")
 
 
 def check_some(rows: Sized) -> None:
     """Refuse to average over nothing."""
     if not len(rows):
-        raise CalgpError("expected at least one prediction, got none.")
+        raise CalgpError("Invalid predictions: must be at least one.")
 
 
 def _working_dtype(log_probs: Tensor) -> torch.dtype:
@@ -202,19 +204,19 @@ def _mean(column: Tensor) -> Float[Tensor, ""]:
 def _check_shapes(log_probs: Tensor, y: Tensor) -> None:
     if log_probs.ndim != 2 or log_probs.shape[1] < 2 or not log_probs.is_floating_point():
         raise CalgpError(
-            "expected log_probs as floating point numbers [N, Q] with Q ≥ 2 classes, "
-            f"got {log_probs.dtype} {list(log_probs.shape)}."
+            f"Invalid log_probs of {log_probs.dtype} {list(log_probs.shape)}: must be floating point numbers [N, Q], "
+            "Q ≥ 2 classes."
         )
     if y.shape != log_probs.shape[:1] or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise CalgpError(
-            f"expected labels y as integers [{len(log_probs)}], one for each row of log_probs, "
-            f"got {y.dtype} {list(y.shape)}; one-hot labels become integers by argmax(-1)."
+            f"Invalid labels of {y.dtype} {list(y.shape)}: must be integers [{len(log_probs)}], one for each row of "
+            "log_probs; one-hot labels become integers by argmax(-1)."
         )
     low, high = (int(bound) for bound in y.aminmax()) if len(y) else (0, 0)
     if low < 0 or high >= log_probs.shape[1]:
         raise CalgpError(
-            f"expected labels from 0 to {log_probs.shape[1] - 1}, as log_probs has {log_probs.shape[1]} columns, "
-            f"got labels from {low} to {high}."
+            f"Invalid labels from {low} to {high}: must be from 0 to {log_probs.shape[1] - 1}, as log_probs has "
+            f"{log_probs.shape[1]} columns."
         )
 
 
@@ -227,6 +229,6 @@ def _not_normalised(log_p: Float[Tensor, "Q n"], p: Float[Tensor, "Q n"], start:
         "these are probabilities: pass probs.log()" if probabilities else "if these are logits, pass log_softmax(-1)"
     )
     return (
-        f"expected log-probabilities, whose exponentials sum to 1 (± {tolerance:.1g}) in each row, "
-        f"got the sum {total[row].item():.6g} in row {start + row}; {advice}."
+        f"Invalid log_probs with the sum {total[row].item():.6g} in row {start + row}: exponentials must sum to 1 "
+        f"(± {tolerance:.1g}); {advice}."
     )

@@ -90,6 +90,7 @@ class Backbone(ABC):
     hidden: tuple[int, ...]  # widths of the fully connected layers of methods without a GP
     optimiser: ClassVar[str | None] = "adam"  # of a run that names none; None: that of the network it stands for
     scale_free: ClassVar[bool] = False  # whether batch norm follows every convolution
+    few_features: ClassVar[bool] = False  # tens, where others give thousands
 
     @property
     def own_label(self) -> str | None:
@@ -113,6 +114,14 @@ class Backbone(ABC):
         mirror: images and their mirror images mean the same.
         """
         return self
+
+    def as_authors(self) -> "Backbone":
+        """As the paper's authors' code has it, where that differs from the paper; itself for most."""
+        return self
+
+    def multiplications(self, channels: int) -> float:
+        """About how many its convolutions take for an image of 32 × 32 with so many channels."""
+        return 1e7
 
     @abstractmethod
     def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> Features:

@@ -47,6 +47,10 @@ class LeNet(Backbone):
         check_options(self)
         check_widths(self, "channels")
 
+    def multiplications(self, channels: int) -> float:
+        widths, sides = (channels, *self.channels), [32 / 2**place for place in range(len(self.channels))]
+        return sum(25 * a * b * side**2 for a, b, side in zip(widths, widths[1:], sides, strict=False))
+
     def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> "LeNetFeatures":
         return LeNetFeatures(self, task, posterior, generator)
 

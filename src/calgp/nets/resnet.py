@@ -1,6 +1,6 @@
 """The deep networks of table 1."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -26,6 +26,7 @@ class ResNet(Backbone):
     """
 
     summary: ClassVar[str] = "residual network for small images, table 1"
+    few_features: ClassVar[bool] = True
 
     n: int = option(5, "Blocks a stage; the paper has 5 for CIFAR-10 and 25 for CIFAR-100.", within=COUNT)
     widths: tuple[int, ...] = option((16, 32, 64), "Channels of the stages.", within=COUNT)
@@ -42,6 +43,12 @@ class ResNet(Backbone):
     def __post_init__(self) -> None:
         check_options(self)
         check_widths(self, "widths")
+
+    def as_authors(self) -> "ResNet":
+        return replace(self, batch_moments=True)
+
+    def multiplications(self, channels: int) -> float:
+        return sum(2 * self.n * 9 * width**2 * (32 / 2**stage) ** 2 for stage, width in enumerate(self.widths))
 
     def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> "ResNetFeatures":
         return ResNetFeatures(self, task, posterior, generator)

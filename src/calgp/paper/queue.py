@@ -22,7 +22,7 @@ from calgp.runs.writing import Busy, owned
 from calgp.search.duration import count_of_training_images, seconds
 from calgp.search.engines import FAILURES, Engine, RunningTask, SerialEngine
 from calgp.search.halving import Budget
-from calgp.search.jobs import Job, Paths, Progress, finished_results, first_done, key, share_done
+from calgp.search.jobs import Job, Paths, Progress, finished_results, first_done, key
 from calgp.search.tune import HOLDOUT, read_log, tune, write_log
 
 from .cells import GPDNN_PRIOR
@@ -66,6 +66,10 @@ class Tuning:
             held_out = int(HOLDOUT * (self.budget.images_of(steps) or count_of_training_images(self.base)))
             total += count * seconds(replace(self.base, steps=steps), self.budget.samples, held_out)
         return total
+
+    def share_done(self, where: Paths) -> float:
+        """Not told by files."""
+        return 0.0
 
     def perform(self, where: Paths, watch: Callable[[float], None]) -> None:
         """Search, or go on searching, and write the log."""
@@ -244,10 +248,9 @@ def _progress(names: Sequence[str], scale: str, where: Paths, whole: tuple[int, 
     """How much of what was missing at the beginning is done, runs under way by their logs."""
     plan = make_plan(names, find_scale(scale), where.small)
     tunings, runs, left = plan.cost(where)
-    begun = [(task, share_done(task, where)) for task in plan.tasks(where) if isinstance(task, Job)]
-    going = [job for job, share in begun if share]
-    left -= sum(job.seconds * share for job, share in begun)
-    now = ", ".join(job.run.label for job in going[:2]) or "tuning"
+    going = [(task, share) for task in plan.tasks(where) if (share := task.share_done(where))]
+    left -= sum(task.seconds * share for task, share in going)
+    now = ", ".join(task.name for task, _ in going[:2]) or "tuning"
     return Progress(whole[2] - left, whole[2], whole[0] + whole[1] - tunings - runs, whole[0] + whole[1], failed, now)
 
 

@@ -93,7 +93,7 @@ class Scale:
         described = _changed(described, **setting.options.get(method, {}))
         # patches need no network: one run serves the panels of all networks
         backbone = setting.backbone if described.uses_network else BACKBONES["lenet"]
-        if isinstance(backbone, ResNet):
+        if backbone.few_features:
             described = described.with_ratio(RESNET_RATIO)
         return Run(
             described, backbone, source=setting.source, train_size=train_size,
@@ -116,9 +116,8 @@ def network_of(run: Run) -> str:
     if not run.method.uses_network:
         return "none"
     label = run.backbone_label
-    if isinstance(run.backbone, ResNet) and " n=" not in label:  # the default depth, too, is named
-        label = label.replace("resnet", f"resnet n={run.backbone.n}", 1)
-    return label
+    named = label.startswith("resnet") and " n=" not in label  # the default depth, too, is named
+    return label.replace("resnet", f"resnet n={ResNet().n}", 1) if named else label
 
 
 def at_paper_scale(panel: str, runs: Sequence[Run]) -> bool:
@@ -131,10 +130,9 @@ def at_paper_scale(panel: str, runs: Sequence[Run]) -> bool:
 
 
 def _like_paper(run: Run, setting: Setting) -> bool:
-    own = run.backbone
-    if isinstance(own, ResNet):  # `--faithful` changes how it predicts, not the network
-        own = replace(own, batch_moments=False)
-    same_network = own == setting.backbone or not run.method.uses_network
+    # `--faithful` changes how a network predicts, not the network
+    same = run.backbone.as_authors() == setting.backbone.as_authors()
+    same_network = same or not run.method.uses_network
     return run.source == setting.source and run.train_size is None and same_network
 
 
@@ -144,9 +142,9 @@ def faithful(run: Run) -> Run:
     Φ without √2, Ω unmasked and N_RF as large as d, ℓ = 1, a mask for every element that keeps half of them, batch
     moments in prediction, batches of 100, Adam at a constant 10⁻³.
     """
-    method, backbone = run.method.as_authors(), run.backbone
-    if isinstance(backbone, ResNet):
-        method, backbone = method.with_ratio(RESNET_RATIO), replace(backbone, batch_moments=True)
+    method, backbone = run.method.as_authors(), run.backbone.as_authors()
+    if backbone.few_features:
+        method = method.with_ratio(RESNET_RATIO)
     batch = min(100, run.batch_size) if run.steps is not None else 100
     return replace(
         run, method=method, backbone=backbone, batch_size=batch, learning_rate=1e-3, schedule="constant",

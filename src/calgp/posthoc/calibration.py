@@ -89,7 +89,7 @@ class Temperature(Calibrator):
 
     def __post_init__(self) -> None:
         if not LOWEST_T <= self.temperature <= HIGHEST_T:
-            raise CalgpError(f"T = {self.temperature} cannot be; it lies in [{LOWEST_T:g}, {HIGHEST_T:g}].")
+            raise CalgpError(f"Invalid temperature={self.temperature}: must be from {LOWEST_T:g} to {HIGHEST_T:g}.")
 
     @classmethod
     def fit(cls, log_probs: Tensor, y: Tensor, spread: float = math.inf) -> "Temperature":

@@ -4,20 +4,20 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from calgp.errors import CalgpError, short_repr
+from calgp.errors import CalgpError, name_error
 
 STRICT = {"extra": "forbid"}  # a file that says more than this version knows describes another decision
 
 
 def check_share(name: str, value: float) -> float:
     if not 0 < value < 1:  # also when it is NaN
-        raise CalgpError(f"{name}={value:g} cannot be; it is a share between 0 and 1, such as 0.95 or 0.01.")
+        raise CalgpError(f"Invalid {name}={value:g}: must be a share between 0 and 1, such as 0.95 or 0.01.")
     return value
 
 
 def check_choice(name: str, value: str, choices: Mapping[str, object]) -> str:
     if value not in choices:
-        raise CalgpError(f"There is no {name} {short_repr(value)}; there are {', '.join(choices)}.")
+        raise name_error(f"There is no {name}", value, choices)
     return value
 
 
@@ -32,4 +32,4 @@ def normalised(log_probs: Tensor) -> Tensor:
 def check_labels(y: Tensor, classes: int) -> None:
     low, high = y.aminmax()
     if low < 0 or high >= classes:
-        raise CalgpError(f"Labels must lie in 0 … {classes - 1}; these run from {int(low)} to {int(high)}.")
+        raise CalgpError(f"Invalid labels from {int(low)} to {int(high)}: must lie in 0 … {classes - 1}.")

@@ -270,4 +270,4 @@ class UncertaintyScaling:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf or not 0 <= self.trust < math.inf:
-            raise CalgpError(f"T = {self.temperature} and ρ = {self.trust} cannot be: both are finite, T is positive.")
+            raise CalgpError(f"Invalid T={self.temperature}, ρ={self.trust}: both must be finite, and T is positive.")

@@ -9,7 +9,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from calgp.runs.results import HoldoutRecord, LogRecord, Reliability, TrainRecord
+from calgp.runs.results import LogRecord, Reliability
 
 from . import words
 from .svg import INK, PALETTE, SMALL, WIDTH, canvas, drawing, hide_axis, plain, rendered, set_css_class
@@ -218,8 +218,8 @@ def training(log: Sequence[LogRecord]) -> str:
 
     The KL is known up to constants, so that it may be below 0.
     """
-    steps = [record for record in log if isinstance(record, TrainRecord)]
-    held = [record for record in log if isinstance(record, HoldoutRecord)]
+    steps = [record for record in log if record.kind == "train"]
+    held = [record for record in log if record.kind == "holdout"]
     with drawing():
         kl = any(record.kl for record in steps)  # a plain network has none
         heights = [2.2, *([1.3] if kl else []), *([1.3] if held else []), 0.7]

@@ -14,7 +14,7 @@ from calgp.runs.card import Card
 from calgp.runs.evaluation import test_images
 from calgp.runs.folder import RunFolder
 from calgp.runs.outlier_metrics import OutOfDistribution
-from calgp.runs.results import Calibration, Evaluation, Intervals, TrainRecord
+from calgp.runs.results import Calibration, Evaluation, Intervals
 
 from . import figures
 from .advice import advice, worst_classes
@@ -118,7 +118,7 @@ def run_section(result: Result, label: str, colour: str, directory: Path | None)
     found = [_evaluated(folder, card, each, directory) for each in result.evaluations]
     inside = [each for each in found if not each.found.outside]
     log = folder.log() if result.first else []
-    steps = [record for record in log if isinstance(record, TrainRecord)]
+    steps = [record for record in log if record.kind == "train"]
     return RunSection(
         result,
         label,

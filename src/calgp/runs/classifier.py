@@ -17,6 +17,7 @@ from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
 from calgp.posthoc.calibration import NEAR_ONE
+from calgp.posthoc.decisions import Wanted
 from calgp.posthoc.outliers import Threshold
 from calgp.run import SEED
 from calgp.runs.card import Card
@@ -35,7 +36,7 @@ from calgp.runs.evaluation import (
 )
 from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
-from calgp.runs.fit_decisions import Wanted, fit_decisions, not_calibrated_on, uniform_of, warning
+from calgp.runs.fit_decisions import fit_decisions, not_calibrated_on, uniform_of, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
 from calgp.runs.prediction import OneShot, Prediction
@@ -180,8 +181,8 @@ class Classifier:
             check_same(self.fabric, self._identity(passes, engine, seed, len(x), names))
             predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
         decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
-        found = Prediction(names, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
-        return found.with_outliers(self.outlier_threshold)
+        threshold = self.outlier_threshold
+        return Prediction.of(predictive, how, self.classes, decided=decided, threshold=threshold, names=names)
 
     def predict_batches(
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0

@@ -1,7 +1,6 @@
 """Fitting decisions on held-out images that the calibrator has not seen."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -10,38 +9,11 @@ from torch import Tensor
 from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Passes, Predictive
-from calgp.posthoc.decisions import PredictionSets, Selection, check_wanted, keyed_uniform, uncertainty
+from calgp.posthoc.decisions import PredictionSets, Selection, Wanted, keyed_uniform, uncertainty
 from calgp.posthoc.outliers import Threshold
 from calgp.runs.evaluation import BATCH, columns_of
 from calgp.runs.fit_calibrator import calibrated_share
 from calgp.runs.results import Calibration, FittedDecisions
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which decisions to fit.
-
-    error: the share of answers that may be wrong; with it, a threshold of `score` is fitted, beyond which the run
-        abstains. It holds on new images with `confidence`; None: on the hold-out alone.
-    coverage: how often prediction sets of the kind `sets` hold the true class; `by_class`: of each class by itself;
-        `empty`: empty sets stay empty.
-    false_alarm: the share of ordinary images that may be called outliers by the run's outlier score.
-    """
-
-    error: float | None = None
-    confidence: float | None = 0.95
-    score: str = "confidence"
-    coverage: float | None = None
-    sets: str = "aps"
-    by_class: bool = False
-    empty: bool = False
-    false_alarm: float | None = None
-
-    def __post_init__(self) -> None:
-        check_wanted(
-            error=self.error, confidence=self.confidence, score=self.score, coverage=self.coverage, sets=self.sets,
-            false_alarm=self.false_alarm,
-        )  # fmt: skip
 
 
 def fit_decisions(

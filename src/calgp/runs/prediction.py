@@ -1,6 +1,7 @@
 """Prediction: what a classifier says of images; OneShot: one that is known after a single pass."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,12 +38,20 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.predictive.log_probs)
 
-    def with_outliers(self, threshold: Threshold | None) -> "Prediction":
-        """The same with the first of the predictive's outlier scores, if there are any, and which are beyond."""
-        if self.predictive.outlier_scores is None:
-            return self
-        score = self.predictive.outlier_scores[:, 0]
-        return replace(self, outlier_score=score, outliers=None if threshold is None else threshold.flags(score))
+    @staticmethod
+    def of(
+        predictive: Predictive,
+        how: Passes,
+        classes: tuple[str, ...],
+        *,
+        decided: Mapping[str, Tensor],
+        threshold: Threshold | None,
+        names: tuple[str, ...] | None = None,
+    ) -> "Prediction":
+        """With what was decided, the first of the predictive's outlier scores, and which are beyond its threshold."""
+        score = None if predictive.outlier_scores is None else predictive.outlier_scores[:, 0]
+        flags = None if score is None or threshold is None else threshold.flags(score)
+        return Prediction(names, classes, predictive, how, decided.get("abstained"), decided.get("sets"), score, flags)
 
     @property
     def probs(self) -> Tensor:

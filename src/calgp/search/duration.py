@@ -1,7 +1,6 @@
 """About how long a run takes: good for sums and bars, not for promises."""
 
 from calgp.data.sources import open_source
-from calgp.nets import LeNet, ResNet
 from calgp.run import Run
 
 IMAGES = {"digits": 5000, "mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}
@@ -33,11 +32,4 @@ def _milliseconds(run: Run) -> float:
     method, backbone, channels = run.method, run.backbone, open_source(run.source).channels or 3
     if not method.uses_network:
         return 1.2 if channels == 1 else 1.8
-    if isinstance(backbone, LeNet):
-        widths, sides = (channels, *backbone.channels), [32 / 2**place for place in range(len(backbone.channels))]
-        work = sum(25 * a * b * side**2 for a, b, side in zip(widths, widths[1:], sides, strict=False))
-    elif isinstance(backbone, ResNet):
-        work = sum(2 * backbone.n * 9 * width**2 * (32 / 2**stage) ** 2 for stage, width in enumerate(backbone.widths))
-    else:
-        work = 1e7
-    return method.relative_cost(wide=not isinstance(backbone, ResNet)) * work / 60e6
+    return method.relative_cost(wide=not backbone.few_features) * backbone.multiplications(channels) / 60e6

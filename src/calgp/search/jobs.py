@@ -80,6 +80,14 @@ class Job:
         """The image sets that it needs."""
         return (self.run.source, *self.outside)
 
+    def share_done(self, where: "Paths") -> float:
+        """How much of it is done, by the log of its run."""
+        folder = RunFolder(where.runs / self.key)
+        try:
+            return 0.8 * folder.log()[-1].step / self.run.total_steps(folder.card().train_images)
+        except (CalgpError, IndexError):
+            return 0.0
+
     def lacks(self, folder: RunFolder) -> bool:
         """Whether an evaluation is still to be made."""
         return any(evaluation(folder, self.run, name, self.samples) is None for name in self.names())
@@ -247,7 +255,7 @@ def run_jobs(
         watch(so_far)
 
     def under_way(seen: Sequence[RunningTask[Job]]) -> None:
-        shares = [(under.task, share_done(under.task, where) if under.share is None else under.share) for under in seen]
+        shares = [(under.task, under.task.share_done(where) if under.share is None else under.share) for under in seen]
         now = shares[0][0].name if len(shares) == 1 else f"{len(shares)} runs at a time"
         watch(replace(so_far, work=so_far.work + sum(job.seconds * share for job, share in shares), now=now))
 
@@ -255,13 +263,3 @@ def run_jobs(
     if todo:
         engine.run(partial(Job.perform, where=where.absolute()), todo, ended=ended, watch=under_way)
     return failures
-
-
-def share_done(job: Job, where: Paths) -> float:
-    """How much of a run is done, by its log."""
-    folder = RunFolder(where.runs / job.key)
-    try:
-        steps = job.run.total_steps(folder.card().train_images)
-        return 0.8 * folder.log()[-1].step / steps
-    except (CalgpError, IndexError):
-        return 0.0

@@ -46,6 +46,7 @@ class PredictionsManifest(Sharded):
 
     holds: ClassVar[str] = "predictions"
     command: ClassVar[str] = "calgp predict --out"
+    file: ClassVar[str] = "predictions-{:06d}.npz"
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     run: Text
     model: Text
@@ -59,9 +60,6 @@ class PredictionsManifest(Sharded):
     classes: tuple[str, ...]
     rows_per_shard: Count
     shards: tuple[Shard | None, ...] = ()
-
-    def shard_name(self, number: int) -> str:
-        return f"predictions-{number:06d}.npz"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -28,21 +27,22 @@ class Shard:
     sha256: Text
 
 
-class Sharded(ABC):
+class Sharded:
     """A manifest, to be a frozen dataclass: of what the shards are, how they are cut, and which are there.
 
-    Two that are equal but for `shards` describe the same bytes. `holds` and `command` name the content in messages.
+    Two that are equal but for `shards` describe the same bytes. `holds` and `command` name the content in messages,
+    `file` is the name of a shard with a place for its number.
     """
 
     holds: ClassVar[str]
     command: ClassVar[str]
+    file: ClassVar[str]
     rows: int
     rows_per_shard: int
     shards: tuple[Shard | None, ...]
 
-    @abstractmethod
     def shard_name(self, number: int) -> str:
-        """The file of a shard."""
+        return self.file.format(number)
 
     @property
     def shard_count(self) -> int:

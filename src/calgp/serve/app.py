@@ -20,18 +20,10 @@ from calgp.runs import Classifier
 from calgp.serve.limits import Limits
 from calgp.serve.metrics import MEDIA
 from calgp.serve.middleware import LOOPBACK, RequestMiddleware, problem_response
-from calgp.serve.model_info import gallery_response, model_response
+from calgp.serve.model_info import GalleryResponse, ModelResponse, gallery_response, model_response
 from calgp.serve.openapi import PROBLEMS, STREAM, TAKES, complete
 from calgp.serve.problems import HTTPProblem
-from calgp.serve.schemas import (
-    Asked,
-    AskedStream,
-    GalleryResponse,
-    Health,
-    ModelResponse,
-    PredictionResponse,
-    validation_sentence,
-)
+from calgp.serve.schemas import Asked, AskedStream, Health, PredictionResponse, validation_sentence
 from calgp.serve.service import Service
 
 STATIC = Path(__file__).parent / "static"

@@ -1,28 +1,106 @@
 """The run itself, for clients: read from its folder once, at the start."""
 
+from typing import Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from calgp._version import __version__
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.report.gallery import chosen
+from calgp.json_values import Json
+from calgp.metrics import Scores
+from calgp.report.gallery import Thumbnail, chosen
 from calgp.runs import Classifier
-from calgp.runs.evaluation import test_images
+from calgp.runs.outlier_metrics import OutOfDistribution
 from calgp.runs.record import to_json
-from calgp.runs.results import Evaluation
+from calgp.runs.results import Evaluation, Histogram, Intervals, Reliability
 from calgp.serve.limits import Limits
 from calgp.serve.model import ServedModel
-from calgp.serve.schemas import (
-    SAMPLES,
-    EvaluationInfo,
-    GalleryImage,
-    GalleryResponse,
-    InputForm,
-    LimitsInfo,
-    ModelResponse,
-    OutlierRule,
-)
+from calgp.serve.schemas import SAMPLES, Closed
+
+
+class InputForm(Closed):
+    """What images are brought to before the model sees them."""
+
+    channels: int
+    height: int
+    width: int
+
+
+class EvaluationInfo(Closed):
+    """How the run did on the test images of a source, as `calgp evaluate` stored it."""
+
+    source: str
+    outside: bool = Field(
+        description="Whether the images have other classes than the run: then only uncertainty is measured."
+    )
+    n: int
+    samples: int
+    scores: Scores | None
+    intervals: Intervals | None = Field(description="95% bootstrap intervals.")
+    reliability: Reliability | None
+    entropy_histogram: Histogram | None
+    mean_entropy: float | None
+    entropy_percentiles: list[float] | None = Field(
+        description="The entropies that 0, 1, …, 100 of 100 images do not exceed; null if predictions were not stored."
+    )
+    ood: dict[str, OutOfDistribution] | None = Field(
+        description="Outside: how well each score of uncertainty separates these from the run's own, by metric."
+    )
+
+
+class LimitsInfo(Closed):
+    """The limits that a client can keep to."""
+
+    body: int
+    json_body: int
+    side: int
+    pixels: int
+    images: int
+    samples: int
+    draws: int
+    seconds: float
+
+
+class OutlierRule(Closed):
+    """An image is an outlier if its `score` is above the threshold: of ordinary images, at most `false_alarm` are."""
+
+    score: str = Field(examples=["combined"])
+    threshold: float
+    false_alarm: float = Field(ge=0, le=1, examples=[0.05])
+
+
+class ModelResponse(Closed):
+    """The run that is served."""
+
+    name: str
+    label: str = Field(description="The method with its options.")
+    network: str
+    source: str = Field(description="What it was trained on.")
+    train_images: int
+    classes: list[str]
+    input: InputForm
+    random: bool = Field(description="Whether samples are drawn; if not, one pass is computed whatever is asked for.")
+    engine: Literal["moments", "samples"] = Field(
+        description="moments: the last layer is integrated in closed form, so that one pass has a spread, too."
+    )
+    calibrator: str | None
+    decisions: dict[str, Json] | None = Field(description="decisions.json: thresholds, sets and what they promise.")
+    outliers: OutlierRule | None = Field(None, description="When an image is an outlier; null: the run does not say.")
+    evaluations: list[EvaluationInfo] = Field(description="With the probabilities that are served, calibrated or not.")
+    default_samples: int
+    limits: LimitsInfo
+    version: str = Field(description="Of calgp.")
+
+
+class GalleryResponse(Closed):
+    """Test images of the run: empty where they are not on this machine or were not evaluated."""
+
+    most_certain: list[Thumbnail]
+    least_certain: list[Thumbnail]
+    confidently_wrong: list[Thumbnail]
 
 
 def model_response(classifier: Classifier, model: ServedModel, limits: Limits) -> ModelResponse:
@@ -51,10 +129,9 @@ def model_response(classifier: Classifier, model: ServedModel, limits: Limits) -
 
 
 def _evaluation(classifier: Classifier, evaluation: Evaluation) -> EvaluationInfo:
-    data = to_json(evaluation)
-    stored = {name: data.get(name) for name in EvaluationInfo.model_fields}
     percentiles = entropy_percentiles(classifier, evaluation.source, evaluation.calibrator)
-    return EvaluationInfo.model_validate(stored | {"entropy_percentiles": percentiles})
+    names = EvaluationInfo.model_fields.keys() - {"entropy_percentiles"}
+    return EvaluationInfo(**{name: getattr(evaluation, name) for name in names}, entropy_percentiles=percentiles)
 
 
 def entropy_percentiles(classifier: Classifier, source: str, calibrator: str | None) -> list[float] | None:
@@ -74,16 +151,12 @@ def gallery_response(classifier: Classifier) -> GalleryResponse:
         columns, images = _predicted(classifier)
     except CalgpError:
         return GalleryResponse(most_certain=[], least_certain=[], confidently_wrong=[])
-    found = chosen(images, columns, classifier.classes)
-    least, wrong, most = ([GalleryImage(**vars(image)) for image in kind] for kind in found)
+    least, wrong, most = chosen(images, columns, classifier.classes)
     return GalleryResponse(most_certain=most, least_certain=least, confidently_wrong=wrong)
 
 
 def _predicted(classifier: Classifier) -> tuple[dict[str, Tensor], Images]:
-    card = classifier.card
-    calibrator = None if classifier.calibration is None else classifier.calibration.calibrator
-    columns = classifier.folder.predictions(card.run.source, calibrator, len(classifier.classes))
-    images = test_images(card, card.run.source)
+    columns, images = classifier.own_predictions(), classifier.test_images(classifier.card.run.source)
     if columns is None or len(images) != len(columns["entropy"]) or not (images.y == columns["y"]).all():
         raise CalgpError("The test images are not those that were predicted.")
     return columns, images

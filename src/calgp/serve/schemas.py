@@ -5,8 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
 
-from calgp.json_values import Json
-
 SAMPLES = 50  # unless asked for otherwise, as in `calgp predict`
 Shade = Annotated[int, Field(ge=0, le=255)]
 Colours = Annotated[list[Shade], Field(min_length=3, max_length=3), FailFast()]
@@ -148,117 +146,6 @@ class Problem(BaseModel):
 
 class Health(Closed):
     status: Literal["ok"]
-
-
-class InputForm(Closed):
-    """What images are brought to before the model sees them."""
-
-    channels: int
-    height: int
-    width: int
-
-
-class ReliabilityTable(Closed):
-    """How often the model was right, by its confidence. One entry a bin; null where a bin is empty."""
-
-    edges: list[float] = Field(description="One more than bins.")
-    count: list[int]
-    accuracy: list[float | None]
-    confidence: list[float | None]
-
-
-class NumberInfo(Closed):
-    """A value with its 95% interval."""
-
-    value: float
-    interval: list[float]
-
-
-class EvaluationInfo(Closed):
-    """How the run did on the test images of a source, as `calgp evaluate` stored it."""
-
-    source: str
-    outside: bool = Field(
-        description="Whether the images have other classes than the run: then only uncertainty is measured."
-    )
-    n: int
-    samples: int
-    scores: dict[str, float] | None
-    intervals: dict[str, list[float]] | None = Field(description="95% bootstrap intervals.")
-    reliability: ReliabilityTable | None
-    entropy_histogram: dict[str, list[float]] | None
-    mean_entropy: float | None
-    entropy_percentiles: list[float] | None = Field(
-        description="The entropies that 0, 1, …, 100 of 100 images do not exceed; null if predictions were not stored."
-    )
-    ood: dict[str, dict[str, NumberInfo]] | None = Field(
-        description="Outside: how well each score of uncertainty separates these from the run's own, by metric."
-    )
-
-
-class LimitsInfo(Closed):
-    """The limits that a client can keep to."""
-
-    body: int
-    json_body: int
-    side: int
-    pixels: int
-    images: int
-    samples: int
-    draws: int
-    seconds: float
-
-
-class OutlierRule(Closed):
-    """An image is an outlier if its `score` is above the threshold: of ordinary images, at most `false_alarm` are."""
-
-    score: str = Field(examples=["combined"])
-    threshold: float
-    false_alarm: float = Field(ge=0, le=1, examples=[0.05])
-
-
-class ModelResponse(Closed):
-    """The run that is served."""
-
-    name: str
-    label: str = Field(description="The method with its options.")
-    network: str
-    source: str = Field(description="What it was trained on.")
-    train_images: int
-    classes: list[str]
-    input: InputForm
-    random: bool = Field(description="Whether samples are drawn; if not, one pass is computed whatever is asked for.")
-    engine: Literal["moments", "samples"] = Field(
-        description="moments: the last layer is integrated in closed form, so that one pass has a spread, too."
-    )
-    calibrator: str | None
-    decisions: dict[str, Json] | None = Field(description="decisions.json: thresholds, sets and what they promise.")
-    outliers: OutlierRule | None = Field(None, description="When an image is an outlier; null: the run does not say.")
-    evaluations: list[EvaluationInfo] = Field(description="With the probabilities that are served, calibrated or not.")
-    default_samples: int
-    limits: LimitsInfo
-    version: str = Field(description="Of calgp.")
-
-
-class GalleryImage(Closed):
-    """A test image with its prediction."""
-
-    image: str = Field(description="A data: address of a small PNG.")
-    name: str
-    truth: str
-    label: str
-    confidence: Probability
-    entropy: Nats
-    epistemic: Nats
-    wrong: bool
-
-
-class GalleryResponse(Closed):
-    """Test images of the run: empty where they are not on this machine or were not evaluated."""
-
-    most_certain: list[GalleryImage]
-    least_certain: list[GalleryImage]
-    confidently_wrong: list[GalleryImage]
 
 
 def validation_sentence(errors: Sequence[Any]) -> str:

@@ -112,8 +112,7 @@ class UpgradedClassifier:
         found = [self.network(part) for part in x.split(BATCH)]
         predictive = self.scored(*(torch.cat([part[place].cpu() for part in found]) for place in (0, 1)))
         decided = self._decided(predictive, keyed_uniform(x))
-        prediction = Prediction(None, self.classes, predictive, ONE_PASS, decided.get("abstained"), decided.get("sets"))
-        return prediction.with_outliers(self.fitted.threshold)
+        return Prediction.of(predictive, ONE_PASS, self.classes, decided=decided, threshold=self.fitted.threshold)
 
     def evaluate(self, data: Data, *, outside: Data | None = None) -> UpgradedEvaluation:
         """Scores on labelled data that nothing was fitted on, beside those of the network without the upgrade.

@@ -12,6 +12,7 @@ from calgp.errors import CalgpError, name_error
 from calgp.nets.last_layer import LastLayer
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.calibration import Temperature
+from calgp.posthoc.decisions import Wanted
 from calgp.posthoc.last_layer import (
     MOST_TRIED,
     LastLayerPosterior,
@@ -21,7 +22,7 @@ from calgp.posthoc.last_layer import (
     log_odds_variance,
 )
 from calgp.posthoc.outliers import Combined, Entropy, MaximumProbability, Threshold
-from calgp.runs.fit_decisions import Wanted, fit_decisions
+from calgp.runs.fit_decisions import fit_decisions
 from calgp.runs.run_outliers import ONE_PASS
 from calgp.upgraded.classifier import Upgrade, UpgradedClassifier, parts
 from calgp.upgraded.fixed_mean import POSTERIORS, candidates

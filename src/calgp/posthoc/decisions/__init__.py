@@ -25,9 +25,9 @@ from calgp.posthoc.decisions.prediction_sets import (
 )
 from calgp.posthoc.decisions.risk import SCORES, RiskCoverage, risk_coverage, uncertainty
 from calgp.posthoc.decisions.selection import Selection, binomial_cdf, clopper_pearson
-from calgp.posthoc.decisions.wanted import Decisions, check_wanted
+from calgp.posthoc.decisions.wanted import Decisions, Wanted
 
 __all__ = [
-    "KINDS", "SCORES", "Decisions", "PredictionSets", "RiskCoverage", "Selection", "binomial_cdf", "check_wanted",
+    "KINDS", "SCORES", "Decisions", "PredictionSets", "RiskCoverage", "Selection", "Wanted", "binomial_cdf",
     "clopper_pearson", "conformal_quantile", "conformity", "keyed_uniform", "risk_coverage", "uncertainty",
 ]  # fmt: skip

@@ -72,7 +72,9 @@ class PredictionSets:
         s = conformity(log_probs, kind, uniform)
         n, classes = log_probs.shape
         if y.shape != (n,):
-            raise CalgpError(f"Labels are [{n}], one for each row of log-probabilities, not {list(y.shape)}.")
+            raise CalgpError(
+                f"Invalid labels of {list(y.shape)}: must be [{n}], one for each row of log-probabilities."
+            )
         check_labels(y, classes)
         mine = s.gather(1, y[:, None].long()).squeeze(1)
         groups = [mine[y == q] for q in range(classes)] if by_class else [mine]
@@ -85,7 +87,7 @@ class PredictionSets:
     def apply(self, log_probs: Tensor, uniform: Tensor | None = None) -> Tensor:
         """Which classes are in the sets (bool [N, Q])."""
         if log_probs.dim() != 2 or log_probs.shape[1] != self.classes:
-            raise CalgpError(f"The sets are for [N, {self.classes}] log-probabilities, not {list(log_probs.shape)}.")
+            raise CalgpError(f"Invalid log-probabilities of {list(log_probs.shape)}: must be [N, {self.classes}].")
         s = conformity(log_probs, self.kind, uniform)
         sets = s <= s.new_tensor(self.thresholds)
         if self.empty:

@@ -65,10 +65,10 @@ def check_columns(uncertainty: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor]:
     """Uncertainties and what was wrong, checked, in float64 and bool, on the CPU."""
     if uncertainty.dim() != 1 or len(uncertainty) < 1 or wrong.shape != uncertainty.shape:
         raise CalgpError(
-            f"Uncertainties and errors are two columns [N] of at least one image, not {list(uncertainty.shape)} and "
-            f"{list(wrong.shape)}."
+            f"Invalid uncertainties of {list(uncertainty.shape)} and errors of {list(wrong.shape)}: must be two "
+            "columns [N] of at least one image."
         )
     uncertainty = uncertainty.detach().double().cpu()
     if uncertainty.isnan().any():
-        raise CalgpError("Uncertainties must be numbers; some are NaN.")
+        raise CalgpError("Invalid uncertainties: must be numbers, but some are NaN.")
     return uncertainty, wrong.detach().bool().cpu()
