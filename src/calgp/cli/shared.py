@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from calgp.cli.terminal import Terminal
 from calgp.errors import CalgpError, path_error
 from calgp.run import SEED
@@ -18,13 +16,13 @@ MOST_THREADS = 1024  # more are no processor's, and torch would start them all
 
 
 def say(text: str) -> None:
-    """A sentence on the terminal; paths in it are neither broken nor coloured."""
-    out.print(text, soft_wrap=True, highlight=False)
+    """Sentences on the terminal; paths in them are neither broken nor coloured."""
+    out.say(text)
 
 
 def note(text: str) -> None:
     """A sentence beside the results, on stderr."""
-    err.print(f"Note: {text}", soft_wrap=True, highlight=False)
+    err.say(f"Note: {text}")
 
 
 def check_run(name: str) -> str:
@@ -93,7 +91,7 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
         torch.set_num_threads(threads)
     fabric = open_device(device, precision, processes=processes or 1)
     if precision == "bf16-mixed" and fabric.device.type == "cpu" and emulates_bf16() and is_rank_zero():
-        typer.echo("Note: this processor has no bf16 instructions; --precision 32-true is faster here.", err=True)
+        note("this processor has no bf16 instructions; --precision 32-true is faster here.")
     return fabric
 
 
