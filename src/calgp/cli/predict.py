@@ -53,9 +53,9 @@ def predict(
 ) -> None:
     """Classify images, with probabilities and uncertainty.
 
-    Probabilities and entropy of a calibrated run are calibrated. Mutual information and the ± of a probability are
-    those before calibration. If the run has decisions (see `calgp decide`), the answer says whether it abstains, and
-    which classes are in the prediction set.
+    Probabilities and entropy of a calibrated run are calibrated. Mutual information is that before calibration, and so
+    is the ± of --passes 50, the standard error of the mean over samples. If the run has decisions (see `calgp decide`),
+    the answer says whether it abstains, and which classes are in the prediction set.
 
     With --out they go into a folder, a file for every 1,000 images, in several processes (--jobs) or on a Ray cluster
     (--on ray). A process that dies, or Ctrl-C, loses at most one file each.
@@ -95,7 +95,7 @@ def show_predictions(found: "rooms.runs.Prediction", table: parameters.Csv, *, a
     table.write(row.flat() for row in rows)
     if as_json:
         return print(json.dumps([row.plain() for row in rows]))
-    out.print(rooms.tables.prediction_table(rows))
+    out.print(rooms.tables.prediction_table(rows, sampled=found.passes.count > 1))
 
 
 def _predict_shards(
