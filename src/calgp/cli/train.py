@@ -202,7 +202,9 @@ def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
     if scores[0].step == 0:  # of a pretrained network
         good = f"On the frozen network {scores[0].err:.1%} were wrong, MNLL {scores[0].mnll:.4f}. {good}"
     if crossed is not None and trained.calibration is not None:
-        return [done, f"{good}, with a temperature of {trained.calibration.parameters['temperature']:.3g}.", next_one]
+        name, temperature = trained.calibration.calibrator, trained.calibration.parameters.get("temperature")
+        how = f"with a temperature of {temperature:.3g}" if name == "temperature" else f"calibrated ({name})"
+        return [done, f"{good}, {how}.", next_one]
     return [done, f"{good}.{''.join(f' {each}' for each in why)}", next_one]
 
 

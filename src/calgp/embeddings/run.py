@@ -83,7 +83,9 @@ class VectorRun(Classifier):
         prediction = Prediction(None, self.classes, predictive, how, decided.get("abstained"), decided.get("sets"))
         return prediction.with_outliers(self.outlier_threshold)
 
-    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+    def test_images(
+        self, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
+    ) -> Images:
         """The rows of a source; of the run's own without test rows of their own, those that `fit` left out to test."""
         images = vector_images(source, self.card.classes)
         vectors = self.card.vectors
