@@ -111,7 +111,9 @@ def test_help_says_every_default():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["train", "--lr", "0"], ["train", "--lrr", "1"],
-                                       ["evaluate", "nowhere"]])  # fmt: skip
+                                       ["train", "--source", "folder:nowhere"], ["train", "--source", "fodler:x"],
+                                       ["evaluate", "nowhere"], ["evaluate", "shipped", "--source", "folder:nowhere"],
+                                       ["predict", "nowhere", "x.png"], ["predict", "shipped", "x.png"]])  # fmt: skip
 def test_help_and_mistakes_need_no_torch(arguments, tmp_path):
     """So that they are there at once: torch takes a second or more to import."""
     script = (
@@ -756,6 +758,12 @@ def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
             ["evaluate", "shipped", "--device", "abacus"],
             "Invalid --device abacus: must be auto, cpu, cuda, cuda:1 or mps",
         ),
+        (["train", "--source", "fodler:x"], "There is no kind of source 'fodler'; did you mean 'folder'?"),
+        (
+            ["train", "--source", "folder:."],
+            ". must have a folder for each of at least two classes; it has only 'cache'.",
+        ),
+        (["train", "--source", "cache"], "for the folder of this name give folder:cache."),
         (["--network", "mine=nothing.py:make", "methods"], "nothing.py cannot be imported (FileNotFoundError"),
         (["--network", "mine=json:nothing", "methods"], "json cannot be imported (AttributeError"),
         (["--network", "mine=json:__name__", "methods"], "__name__ must be a function that makes a network"),
@@ -764,5 +772,6 @@ def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
 def test_what_is_not_there_is_one_line_of_our_own(run_cli, arguments, says):
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
+    Path("cache").mkdir()
     status, message = run_cli(*arguments)
     assert status == 1 and says in message and "\n" not in message

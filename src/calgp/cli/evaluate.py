@@ -10,7 +10,7 @@ import typer
 
 from calgp.cli import parameters, rooms
 from calgp.cli.predict import warn_of_decisions
-from calgp.cli.shared import is_rank_zero, open_fabric, open_folder, out, say, writable
+from calgp.cli.shared import check_run, check_source, is_rank_zero, open_fabric, open_folder, out, say, writable
 from calgp.errors import CalgpError, path_error
 
 CorruptOption = Annotated[
@@ -70,6 +70,8 @@ def evaluate(
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
+    check_run(run)
+    check_source(source or "")
     corruptions = [None] if corrupt is None else rooms.data.Corruption.parse(corrupt, seed=corrupt_seed)
     fabric = compute.open(devices)
     folder = rooms.runs.on_first(fabric, lambda: writable(open_folder(run)))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from calgp.cli import parameters, rooms
-from calgp.cli.shared import check_images, is_rank_zero, note, open_folder, out, say
+from calgp.cli.shared import check_images, check_run, is_rank_zero, note, open_folder, out, say
 from calgp.errors import CalgpError
 
 MANY = "Many images"
@@ -62,9 +62,10 @@ def predict(
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
-    workers = rooms.engines.find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
     few, many = table.csv is not None or as_json or devices > 1, skip_unreadable or jobs is not None or on != "local"
+    check_run(run)
     _check_flags(images, folder, few=few, many=many)
+    workers = rooms.engines.find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
     if folder is not None:
         return _predict_shards(
             run, images, folder, workers, compute, calibrated=not uncalibrated, passes=sampling.passes,

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from calgp.cli.terminal import Terminal
-from calgp.errors import CalgpError, path_error
+from calgp.errors import CalgpError, name_error, nearest, path_error
 from calgp.run import SEED
 
 out = Terminal()
 err = Terminal(stderr=True)
 
+PATH_KINDS = ("folder", "stream", "shards")  # of sources of one's own: KIND:PATH
 MOST_THREADS = 1024  # more are no processor's, and torch would start them all
 
 
@@ -41,6 +42,17 @@ def check_seed(seed: int) -> int:
 def check_images(paths: list[Path]) -> None:
     if missing := [path for path in paths if not path.exists()]:
         raise path_error("image", missing[0])
+
+
+def check_source(text: str) -> None:
+    """Refuse a folder that is not there, or a mistyped kind, before anything is imported that takes long."""
+    kind, colon, place = text.partition(":")
+    if not (colon and place and text.isprintable()):
+        return
+    if kind not in PATH_KINDS and nearest(kind, PATH_KINDS):
+        raise name_error("There is no kind of source", kind, PATH_KINDS)
+    if kind in ("folder", "stream") and not os.path.exists(folder := os.path.expanduser(place)):
+        raise path_error("image folder", Path(folder))
 
 
 def require_positive(name: str, value: int) -> None:
