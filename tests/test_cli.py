@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,9 @@ def test_help_says_every_default():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["train", "--lr", "0"], ["train", "--lrr", "1"],
-                                       ["evaluate", "nowhere"]])  # fmt: skip
+                                       ["train", "--source", "folder:nowhere"], ["train", "--source", "fodler:x"],
+                                       ["evaluate", "nowhere"], ["evaluate", "shipped", "--source", "folder:nowhere"],
+                                       ["predict", "nowhere", "x.png"], ["predict", "shipped", "x.png"]])  # fmt: skip
 def test_help_and_mistakes_need_no_torch(arguments, tmp_path):
     """So that they are there at once: torch takes a second or more to import."""
     script = (
@@ -687,8 +690,8 @@ def test_evaluate_says_how_each_class_fares_and_what_to_do(run_cli, cli_run, tmp
     assert status == 0 and "By class" not in output  # no labels of its own
 
 
-@pytest.mark.parametrize("random", [True, False])
-def test_predictions_are_readable_at_80_columns(random):
+@pytest.mark.parametrize(("random", "sampled"), [(True, True), (True, False), (False, True)])
+def test_predictions_are_readable_at_80_columns(random, sampled):
     from calgp.cli.tables import PredictionRow, prediction_table
 
     row = PredictionRow(
@@ -703,11 +706,28 @@ def test_predictions_are_readable_at_80_columns(random):
         set=["x", "y"],
     )
     console = Console(width=80, file=io.StringIO())
-    console.print(prediction_table([row]))
+    console.print(prediction_table([row], sampled=sampled))
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
-    assert ("0.981 ± 0.004" in text) == ("information" in text) == ("0.012" in text) == random
+    assert ("information" in text) == ("0.012" in text) == random
+    assert ("0.981 ± 0.004" in text) == ("± standard error" in text) == (random and sampled)
     assert "0.981" in text and "0.123" in text
+
+
+@pytest.mark.parametrize(("width", "heads"), [(80, ["car", "landscape"]), (24, ["car", "landsc"]), (23, None)])
+def test_a_confusion_matrix_shows_class_names_as_long_as_they_fit(run_cli, copied, width, heads):
+    from calgp.cli.tables import confusion_table
+    from calgp.metrics import confusion
+    from calgp.runs import RunFolder
+
+    found = RunFolder(Path("copy")).evaluations()[0]
+    found = replace(found, confusion=confusion(torch.tensor([0, 1]), torch.tensor([0, 1]), classes=2))
+    table = confusion_table(found, ("car", "landscape"), width)
+    assert (table and [column.header for column in table.columns][1:]) == heads
+    if table is not None:
+        console = Console(width=width, file=io.StringIO())
+        console.print(table)
+        assert "…" not in console.file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -723,7 +743,7 @@ def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
     from calgp.cli.tables import PredictionRow, prediction_table
 
     rows = [PredictionRow(file, "cat", 0.9, 0.1, 0.0, 0.0, {"cat": 0.9, "dog": 0.1}) for file in files]
-    table = prediction_table(rows)
+    table = prediction_table(rows, sampled=False)
     assert table.title == title and list(table.columns[0].cells) == shown
 
 
@@ -738,6 +758,12 @@ def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
             ["evaluate", "shipped", "--device", "abacus"],
             "Invalid --device abacus: must be auto, cpu, cuda, cuda:1 or mps",
         ),
+        (["train", "--source", "fodler:x"], "There is no kind of source 'fodler'; did you mean 'folder'?"),
+        (
+            ["train", "--source", "folder:."],
+            ". must have a folder for each of at least two classes; it has only 'cache'.",
+        ),
+        (["train", "--source", "cache"], "for the folder of this name give folder:cache."),
         (["--network", "mine=nothing.py:make", "methods"], "nothing.py cannot be imported (FileNotFoundError"),
         (["--network", "mine=json:nothing", "methods"], "json cannot be imported (AttributeError"),
         (["--network", "mine=json:__name__", "methods"], "__name__ must be a function that makes a network"),
@@ -746,5 +772,6 @@ def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
 def test_what_is_not_there_is_one_line_of_our_own(run_cli, arguments, says):
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
+    Path("cache").mkdir()
     status, message = run_cli(*arguments)
     assert status == 1 and says in message and "\n" not in message

@@ -1,6 +1,7 @@
 """What names say is shown and never obeyed."""
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,30 @@ def test_text_is_shown_as_it_is_but_for_control_characters(terminal, make, times
     terminal.print(make())
     shown = terminal.file.getvalue()
     assert shown.count(SHOWN) == times and "\x1b" not in shown and "\x9b" not in shown and "\u202e" not in shown
+
+
+class Tty(io.StringIO):
+    def isatty(self):
+        return True
+
+
+LONG = "/a/long/path/" + "x" * 40
+
+
+@pytest.mark.parametrize(
+    ("file", "lines"),
+    [
+        (io.StringIO, [f"Error: One sentence of many words, about {LONG} and more.", f"Next: calgp report {LONG}"]),
+        (Tty, ["Error: One sentence of many", "words, about", LONG, "and more.", f"Next: calgp report {LONG}"]),
+    ],
+    ids=["file", "terminal"],
+)
+def test_sentences_break_between_words_on_a_terminal_and_nowhere_else(file, lines):
+    shown = Terminal()
+    shown.file, shown.width = file(), 30
+    shown.say(f"One sentence of many words, about {LONG} and more.\nNext: calgp report {LONG}", problem=True)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.file.getvalue())
+    assert plain.splitlines() == lines
 
 
 def test_columns_of_progress_bars_too(terminal):

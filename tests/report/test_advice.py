@@ -6,9 +6,10 @@ import pytest
 
 from calgp.metrics import Confusion, Scores
 from calgp.nets import Task
-from calgp.report.advice import advice, worst_classes
+from calgp.report.advice import advice, outside_words, worst_classes
 from calgp.runs import Card, Evaluation, from_json
 from calgp.runs.environment import Environment
+from calgp.runs.outlier_metrics import Flagged, Number, OutOfDistribution
 from calgp.runs.results import Corrupted, Intervals, Reliability
 
 CLASSES = ("cat", "dog", "eel")
@@ -70,6 +71,21 @@ def test_the_most_frequent_mistake_and_few_images_are_named():
 
 def test_images_of_other_classes_have_no_labels_to_judge_by():
     assert advice(replace(GOOD, outside=True), CARD, "a") == []
+
+
+def test_of_images_of_other_classes_it_is_said_whether_they_are_noticed():
+    few = replace(
+        GOOD, outside=True, flagged=Flagged("combined", 0.05, 0.073, (0.05, 0.11)), inside="folder:photos",
+        ood=dict.fromkeys(
+            ("entropy", "mutual_information", "combined"), OutOfDistribution(*4 * [Number(0.792, (0.75, 0.83))])
+        ),
+    )  # fmt: skip
+    called, pairs, what_to_do = outside_words(few, "my run")
+    assert called == "7.30 % of these images are called outliers; of the run's own it should be at most 5.00 %."
+    assert pairs.startswith("In 79.2 % of all pairs") and "outlier score" in pairs and "folder:photos" in pairs
+    assert "calgp decide 'my run' --false-alarm 0.1" in what_to_do
+    assert len(outside_words(replace(few, flagged=replace(few.flagged, share=0.9)), "my run")) == 2
+    assert outside_words(replace(GOOD, outside=True), "my run") == []
 
 
 def test_the_class_that_is_labelled_right_least_often_comes_first():

@@ -16,7 +16,7 @@ from calgp.gp import predict
 from calgp.runs import RunFolder, TrainingData, score
 from calgp.runs.evaluation import test_images as images_for  # a name that pytest does not collect
 from calgp.training import train_run
-from folders import calibrate, evaluate, predict_files, predictions
+from folders import calibrate, evaluate, evaluate_unsaved, predict_files, predictions
 from small_run import small
 
 
@@ -60,6 +60,38 @@ def test_mutual_information_is_part_of_the_entropy(trained):
     assert (stored["mutual_information"] >= 0).all()
     assert (stored["mutual_information"] <= stored["entropy"] + 1e-5).all()
     assert (stored["entropy"] <= math.log(10) + 1e-5).all()
+
+
+def save_digits(place, names):
+    """The first images of these digits, in a folder for each of `names`; the images in their order."""
+    images = load("digits", "test")
+    for name, label in names.items():
+        (place / name).mkdir(parents=True)
+        for number, x in enumerate(images.x[images.y == label][:3]):
+            Image.fromarray(x[0].numpy()).save(place / name / f"{number}.png")
+    return f"folder:{place}"
+
+
+def test_images_of_some_of_the_classes_are_inside(trained, fabric, tmp_path):
+    source = save_digits(tmp_path / "some", {"3": 3, "7": 7})
+    images = images_for(trained.card(), source)
+    assert images.classes == trained.card().classes and images.y.tolist() == [3, 3, 3, 7, 7, 7]
+    found, _ = evaluate_unsaved(trained, fabric, source=source)
+    assert not found.outside and found.scores is not None and found.scores.n == 6
+
+
+def test_images_of_the_classes_and_of_others_together_are_refused(trained, tmp_path):
+    with pytest.raises(CalgpError, match=r"has classes of the run \('3', …\) and others \('x', …\)"):
+        images_for(trained.card(), save_digits(tmp_path / "mixed", {"3": 3, "x": 7}))
+
+
+def test_unreadable_images_are_refused_or_left_out(trained, fabric, tmp_path):
+    source = save_digits(tmp_path / "other", {"x": 3, "y": 7})
+    (tmp_path / "other" / "x" / "1.png").write_text("no image")
+    with pytest.raises(CalgpError, match=r"x/1\.png is not a readable image \(its format is not known\)"):
+        evaluate_unsaved(trained, fabric, source=source)
+    found, _ = evaluate_unsaved(trained, fabric, source=source, skip_unreadable=True)
+    assert found.n == 5 and found.skip_unreadable
 
 
 def test_images_of_another_form_are_refused_or_converted(trained, tmp_path):

@@ -10,11 +10,12 @@ from PIL import Image
 from calgp import metrics
 from calgp.data import from_dataset, load
 from calgp.errors import CalgpError
-from calgp.gp import predict
+from calgp.gp import Passes, predict
 from calgp.methods import METHODS, Cnn
 from calgp.nets import BACKBONES
 from calgp.posthoc.calibration import CALIBRATORS, Temperature
 from calgp.runs import Run, RunFolder, TrainingData, compare
+from calgp.runs.fit_calibrator import fitted_on, with_caution
 from calgp.runs.record import to_json
 from calgp.training import train_run
 from folders import calibrate, evaluate, held_out, predict_files, predictions, tensors
@@ -61,6 +62,19 @@ def test_the_file_holds_what_a_direct_fit_finds(copy, fabric, name):
     assert found.after.mnll == pytest.approx(metrics.mnll(after).item(), rel=1e-4)
     if name in ("temperature", "vector"):  # they minimise it; one against the rest, normalised, does not
         assert found.after.mnll < found.before.mnll
+
+
+def test_a_calibrator_that_does_no_good_beyond_its_hold_out_is_warned_about():
+    images = load("digits", "test").balanced(60, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    right = torch.nn.functional.one_hot(images.y, 10)  # as sure as it is right
+    before = (torch.randn(60, 10, generator=generator) + 3 * right).log_softmax(1)
+    how = Passes(1, "moments")
+    found = with_caution(fitted_on(before, images, "isotonic", how, seed=0))
+    assert found.after.mnll < found.before.mnll < found.crossed.mnll
+    assert f"{found.crossed.mnll:.4f} with, cross-validated" in found.warning
+    sharper = with_caution(fitted_on((3 * before).log_softmax(1), images, "temperature", how, seed=0))
+    assert sharper.crossed.mnll < sharper.before.mnll and sharper.warning is None
 
 
 def test_evaluation_applies_it_and_keeps_both_results(calibrated, trained):

@@ -152,6 +152,7 @@ def evaluations(draw, outside: bool) -> Evaluation:
         "source": draw(texts), "outside": outside, "n": draw(counts), "samples": draw(counts), "seed": draw(wholes),
         "checksum": draw(texts), "mean_entropy": draw(reals), "mean_mutual_information": draw(reals),
         "engine": draw(engines), "calibration": draw(maybe(calibrations())), "convert": draw(st.booleans()),
+        "skip_unreadable": draw(st.booleans()),
         "corruption": draw(maybe(corruptions)), "environment": draw(environments),
         "prediction_seconds": draw(maybe(finite)), "entropy_histogram": draw(maybe(histograms())),
         "decisions": draw(maybe(decision_metrics)),
@@ -261,7 +262,8 @@ def test_a_card_comes_back_with_its_run(folder, environment, members, weights):
 
 SHARED = {
     "predictions",
-    "source", "outside", "n", "samples", "engine", "seed", "calibrator", "calibration", "convert", "checksum",
+    "source", "outside", "n", "samples", "engine", "seed", "calibrator", "calibration", "convert", "skip_unreadable",
+    "checksum",
     "corruption", "environment", "prediction_seconds", "entropy_histogram", "mean_entropy", "mean_mutual_information",
     "decisions", "flagged",
 }  # fmt: skip

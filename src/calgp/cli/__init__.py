@@ -22,7 +22,6 @@ from calgp.cli.predict import predict
 from calgp.cli.reproduce import reproduce
 from calgp.cli.search import sweep, tune
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
-from calgp.cli.terminal import styled
 from calgp.cli.train import train
 from calgp.errors import CalgpError
 
@@ -66,7 +65,7 @@ def main() -> None:
     except CalgpError as error:
         if not (is_rank_zero() or error.on_one_rank):
             sys.exit(error.status)
-        err.print(styled(("Error:", "bold red"), f" {error}"), highlight=False, soft_wrap=True)
+        err.say(str(error), problem=True)
         sys.exit(error.status)
     except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
         if not out_of_memory(error):
@@ -74,7 +73,7 @@ def main() -> None:
         said = (
             "There is not enough memory for this. Use smaller images (--size), a smaller network or --batch-size, or "
         )
-        err.print(styled(("Error:", "bold red"), f" {said}--accumulate; what was written before is whole."))
+        err.say(f"{said}--accumulate; what was written before is whole.", problem=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")

@@ -27,7 +27,7 @@ PROGRESS = Terminal(stderr=True)
 @contextmanager
 def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
     """A bar with the two parts of the bound, smoothed, and the time that is left."""
-    PROGRESS.print(title, highlight=False, soft_wrap=True)
+    PROGRESS.say(title)
     columns = (
         BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn(), PlainColumn("left"), TimeRemainingColumn(),
         PlainColumn("{task.fields[bound]}"),
@@ -41,7 +41,7 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
                 text = {"features": "features of the frozen network", "head": "head on these features"}[step.stage]
                 return bar.update(task, completed=step.step, total=step.steps, bound=text)
             if step.skipped is not None:
-                PROGRESS.print(f"Step {step.step} was skipped: {step.skipped}.", highlight=False, soft_wrap=True)
+                PROGRESS.say(f"Step {step.step} was skipped: {step.skipped}.")
                 return bar.update(task, completed=step.step, total=step.steps)
             if step.step % 10 and step.step != step.steps:
                 return bar.update(task, completed=step.step, total=step.steps)

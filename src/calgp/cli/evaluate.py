@@ -10,7 +10,7 @@ import typer
 
 from calgp.cli import parameters, rooms
 from calgp.cli.predict import warn_of_decisions
-from calgp.cli.shared import is_rank_zero, open_fabric, open_folder, out, say, writable
+from calgp.cli.shared import check_run, check_source, is_rank_zero, open_fabric, open_folder, out, say, writable
 from calgp.errors import CalgpError, path_error
 
 CorruptOption = Annotated[
@@ -43,7 +43,12 @@ def evaluate(
     run: parameters.Run,
     *,
     source: Annotated[str | None, typer.Option(help="Test images of this set.", show_default="the run's own")] = None,
-    convert: Annotated[bool, typer.Option(help="Resize and recolour images as the model needs them.")] = False,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Resize and recolour images as the model needs them.")
+    ] = False,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave damaged images of --source out.")
+    ] = False,
     corrupt: CorruptOption = None,
     corrupt_seed: Annotated[int, typer.Option(help="Seed of the corruption.")] = 0,
     by_class: Annotated[bool, typer.Option("--by-class", help="Show the scores of every class.")] = False,
@@ -65,6 +70,8 @@ def evaluate(
 
     Example: calgp evaluate runs/mnist && calgp evaluate runs/mnist --source notmnist
     """
+    check_run(run)
+    check_source(source or "")
     corruptions = [None] if corrupt is None else rooms.data.Corruption.parse(corrupt, seed=corrupt_seed)
     fabric = compute.open(devices)
     folder = rooms.runs.on_first(fabric, lambda: writable(open_folder(run)))
@@ -73,11 +80,11 @@ def evaluate(
     for corruption in corruptions:
         under = "" if corruption is None else f" under {corruption.label}"
         with rooms.bars.bar(f"Predicting{under}") if is_rank_zero() else nullcontext(lambda more, total: None) as watch:
-            found.append(
-                classifier.evaluate(
-                    source, directory=data, convert=convert, corruption=corruption, watch=watch, **vars(sampling)
-                )
-            )
+            one = classifier.evaluate(
+                source, directory=data, convert=convert, skip_unreadable=skip_unreadable, corruption=corruption,
+                watch=watch, **vars(sampling),
+            )  # fmt: skip
+            found.append(one)
     if not is_rank_zero():
         return
     warn_of_decisions(classifier, found[0].passes)
@@ -96,7 +103,7 @@ def _print_evaluations(
     found = evaluations[0]
     out.print(rooms.tables.evaluation_table(found))
     if found.outside:
-        return
+        return out.print("\n" + "\n".join(rooms.advice.outside_words(found, run)), highlight=False)
     if by_class or len(card.classes) <= rooms.tables.MOST_CLASSES:
         out.print(rooms.tables.class_table(found, card.classes))
     if (matrix := rooms.tables.confusion_table(found, card.classes, out.width)) is not None:

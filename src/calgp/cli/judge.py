@@ -61,7 +61,7 @@ def judge(
     paired = rooms.predictions_file.compare_predictions(read[0], read[1], seed=seed) if len(read) > 1 else None
     if html is not None:
         write_files(html.parent, {html.name: judge_page(found, paired, notes)})
-        err.print(f"Wrote {html}.", soft_wrap=True)
+        err.say(f"Wrote {html}.")
     if as_json:
         return print(json.dumps(_plain(found, paired, notes)))
     for each in notes:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from calgp.cli import parameters, rooms
-from calgp.cli.shared import check_images, is_rank_zero, note, open_folder, out, say
+from calgp.cli.shared import check_images, check_run, is_rank_zero, note, open_folder, out, say
 from calgp.errors import CalgpError
 
 MANY = "Many images"
@@ -53,18 +53,19 @@ def predict(
 ) -> None:
     """Classify images, with probabilities and uncertainty.
 
-    Probabilities and entropy of a calibrated run are calibrated. Mutual information and the ± of a probability are
-    those before calibration. If the run has decisions (see `calgp decide`), the answer says whether it abstains, and
-    which classes are in the prediction set.
+    Probabilities and entropy of a calibrated run are calibrated. Mutual information is that before calibration, and so
+    is the ± of --passes 50, the standard error of the mean over samples. If the run has decisions (see `calgp decide`),
+    the answer says whether it abstains, and which classes are in the prediction set.
 
     With --out they go into a folder, a file for every 1,000 images, in several processes (--jobs) or on a Ray cluster
     (--on ray). A process that dies, or Ctrl-C, loses at most one file each.
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
-    workers = rooms.engines.find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
     few, many = table.csv is not None or as_json or devices > 1, skip_unreadable or jobs is not None or on != "local"
+    check_run(run)
     _check_flags(images, folder, few=few, many=many)
+    workers = rooms.engines.find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
     if folder is not None:
         return _predict_shards(
             run, images, folder, workers, compute, calibrated=not uncalibrated, passes=sampling.passes,
@@ -95,7 +96,7 @@ def show_predictions(found: "rooms.runs.Prediction", table: parameters.Csv, *, a
     table.write(row.flat() for row in rows)
     if as_json:
         return print(json.dumps([row.plain() for row in rows]))
-    out.print(rooms.tables.prediction_table(rows))
+    out.print(rooms.tables.prediction_table(rows, sampled=found.passes.count > 1))
 
 
 def _predict_shards(

@@ -5,26 +5,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from calgp.cli.terminal import Terminal
-from calgp.errors import CalgpError, path_error
+from calgp.errors import CalgpError, name_error, nearest, path_error
 from calgp.run import SEED
 
 out = Terminal()
 err = Terminal(stderr=True)
 
+PATH_KINDS = ("folder", "stream", "shards")  # of sources of one's own: KIND:PATH
 MOST_THREADS = 1024  # more are no processor's, and torch would start them all
 
 
 def say(text: str) -> None:
-    """A sentence on the terminal; paths in it are neither broken nor coloured."""
-    out.print(text, soft_wrap=True, highlight=False)
+    """Sentences on the terminal; paths in them are neither broken nor coloured."""
+    out.say(text)
 
 
 def note(text: str) -> None:
     """A sentence beside the results, on stderr."""
-    err.print(f"Note: {text}", soft_wrap=True, highlight=False)
+    err.say(f"Note: {text}")
 
 
 def check_run(name: str) -> str:
@@ -43,6 +42,17 @@ def check_seed(seed: int) -> int:
 def check_images(paths: list[Path]) -> None:
     if missing := [path for path in paths if not path.exists()]:
         raise path_error("image", missing[0])
+
+
+def check_source(text: str) -> None:
+    """Refuse a folder that is not there, or a mistyped kind, before anything is imported that takes long."""
+    kind, colon, place = text.partition(":")
+    if not (colon and place and text.isprintable()):
+        return
+    if kind not in PATH_KINDS and nearest(kind, PATH_KINDS):
+        raise name_error("There is no kind of source", kind, PATH_KINDS)
+    if kind in ("folder", "stream") and not os.path.exists(folder := os.path.expanduser(place)):
+        raise path_error("image folder", Path(folder))
 
 
 def require_positive(name: str, value: int) -> None:
@@ -93,7 +103,7 @@ def open_fabric(device: str, precision: str, threads: int | None, processes: int
         torch.set_num_threads(threads)
     fabric = open_device(device, precision, processes=processes or 1)
     if precision == "bf16-mixed" and fabric.device.type == "cpu" and emulates_bf16() and is_rank_zero():
-        typer.echo("Note: this processor has no bf16 instructions; --precision 32-true is faster here.", err=True)
+        note("this processor has no bf16 instructions; --precision 32-true is faster here.")
     return fabric
 
 

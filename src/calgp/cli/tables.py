@@ -24,6 +24,8 @@ from calgp.runs.writing import wrap_os_errors, write_whole
 
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
 SEPARATION = ("auroc", "aupr_out", "aupr_in", "fpr95")
+FILE_WIDTH = 16  # letters of a file name on a line at least
+SHORTEST = 6  # letters of a class name above a column of a confusion matrix
 MOST_CLASSES = 20  # of which each is shown without being asked for
 
 
@@ -31,7 +33,7 @@ def make_table(
     heads: Iterable[Column | str], rows: Iterable[Iterable[str | Text]], title: str, caption: str | None = None
 ) -> Table:
     """A table with its title above, at the left."""
-    table = Table(*heads, title=title, title_justify="left", caption=caption)
+    table = Table(*heads, title=title, title_justify="left", caption=caption, caption_justify="left")
     for row in rows:
         table.add_row(*row)
     return table
@@ -61,7 +63,7 @@ def _inside_rows(found: Evaluation) -> Iterator[tuple[str, str, str]]:
     yield from _score_rows(found.own)
     for name, areas in found.selective.items():
         if found.is_random or name != "mutual-information":
-            yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:.3g}", ""
+            yield f"AURC by {name.replace('-', ' ')}", f"{areas.aurc:#.3g}", ""
     yield from _decision_rows(found.decisions)
     yield from _flagged_rows(found)
 
@@ -105,12 +107,17 @@ def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> 
     if found.confusion is None:
         return None
     matrix, names = found.confusion.matrix(), classes
-    shown = [max([len(name[:6]), *(len(str(row[q])) for row in matrix)]) for q, name in enumerate(names)]
-    first = max(len(name) for name in names)
-    if len(names) > MOST_CLASSES or first + 2 + sum(each + 2 for each in shown) > width:
+    longest = max(len(name) for name in names)
+    room = width - longest - 2 * (len(names) + 1)
+
+    def widths(most: int) -> list[int]:
+        return [max([len(name[:most]), *(len(str(row[q])) for row in matrix)]) for q, name in enumerate(names)]
+
+    most = next((most for most in range(longest, SHORTEST - 1, -1) if sum(widths(most)) <= room), None)
+    if len(names) > MOST_CLASSES or most is None:
         return None
     table = Table(
-        "", *(Column(name[:6], justify="right", no_wrap=True) for name in names), box=None, pad_edge=False,
+        "", *(Column(name[:most], justify="right", no_wrap=True) for name in names), box=None, pad_edge=False,
         padding=(0, 2, 0, 0), title="True class (row), label (column)", title_justify="left",
     )  # fmt: skip
     for q, (name, row) in enumerate(zip(names, matrix, strict=True)):
@@ -122,7 +129,7 @@ def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> 
 def judgement_table(found: Judgement) -> Table:
     """The scores of predictions that were made elsewhere, with their intervals."""
     title = f"{found.name}: {found.n:,} rows, {found.classes} classes"
-    rows = *_score_rows(found.own), ("AURC by confidence", f"{found.aurc:.3g}", "")
+    rows = *_score_rows(found.own), ("AURC by confidence", f"{found.aurc:#.3g}", "")
     return make_table(("", "value", "95 % interval"), rows, title, " ".join(found.notes) or None)
 
 
@@ -155,11 +162,13 @@ def calibration_table(found: Calibration) -> Table:
     numbers = {name: value for name, value in found.parameters.items() if isinstance(value, float)}
     described = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     title = f"{found.calibrator}, fitted on {found.n:,} held-out images" + (f": {described}" if described else "")
+    columns = {"before": found.before, "after": found.after}
+    columns |= {} if found.crossed is None else {"cross-validated": found.crossed}
     rows = []
     for name in METRICS:
-        values = getattr(found.before, name), getattr(found.after, name)
+        values = (getattr(scores, name) for scores in columns.values())
         rows.append((name.upper(), *("" if value is None else f"{value:.4f}" for value in values)))
-    return make_table(("on the hold-out", "before", "after"), rows, title, found.warning)
+    return make_table(("on the hold-out", *columns), rows, title, found.warning)
 
 
 def _decision_rows(decisions: DecisionMetrics | None) -> Iterator[tuple[str, str, str]]:
@@ -256,21 +265,24 @@ def prediction_rows(found: Prediction) -> list[PredictionRow]:
     ]
 
 
-def prediction_table(rows: list[PredictionRow]) -> Table:
-    """One line an image; what a model without anything random cannot have is left out."""
+def prediction_table(rows: list[PredictionRow], *, sampled: bool) -> Table:
+    """One line an image; what a model without anything random cannot have is left out. `sampled`: not in one pass."""
     more = [name for name in ("abstains", "set") if rows and getattr(rows[0], name) is not None]
-    drawn = any(row.monte_carlo_error >= 5e-4 for row in rows)
+    drawn = sampled and any(row.monte_carlo_error >= 5e-4 for row in rows)
     fixed = [Column(name, justify="right", no_wrap=True) for name in ("probability", "entropy")]
     scored = bool(rows) and rows[0].outlier_score is not None
     random = any(row.mutual_information > 1e-7 for row in rows) and not scored  # a line has 80 columns
     fixed += [Column("mutual\ninformation", justify="right", no_wrap=True)] * random
     fixed += [Column("outlier\nscore", justify="right", no_wrap=True)] * scored
-    texts = {name: Column(name, overflow="fold") for name in ("file", "label", "next best", *more)}
+    others = more or ["next best"]  # a line has 80 columns, and a prediction set says more
+    texts = {name: Column(name, overflow="fold") for name in ("file", "label", *others)}
+    texts["file"].min_width = min(FILE_WIDTH, max((len(row.file) for row in rows), default=0))
     if "abstains" in texts:
         texts["abstains"].no_wrap = True
     table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
-    if any(row.outlier for row in rows):
-        table.caption = "! outlier: unlike the training images"
+    legend = {"! outlier: unlike the training images": any(row.outlier for row in rows),
+              "± standard error of the mean over samples": drawn}  # fmt: skip
+    table.caption = "\n".join(text for text, shown in legend.items() if shown) or None
     files = [row.file for row in rows]
     if place := _common_folder(files):  # said once: a line has 80 columns
         table.title, files = f"Files in {place}", [os.path.relpath(file, place) for file in files]
@@ -281,7 +293,8 @@ def prediction_table(rows: list[PredictionRow]) -> Table:
         numbers = [error, f"{row.entropy:.3f}"] + [f"{row.mutual_information:.3f}"] * random
         numbers += [] if row.outlier_score is None else [f"{row.outlier_score:.1f}" + " !" * bool(row.outlier)]
         said = {"abstains": "yes" if row.abstains else "no", "set": "; ".join(row.set or []) or "none"}
-        table.add_row(file, row.label, *numbers, second, *(said[name] for name in more))
+        said["next best"] = second
+        table.add_row(file, row.label, *numbers, *(said[name] for name in others))
     return table
 
 

@@ -1,5 +1,6 @@
 """The one exit for text to a terminal: what class names, file names and labels say is shown, never obeyed."""
 
+import textwrap
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,19 @@ class Terminal(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
+
+    def say(self, text: str, *, problem: bool = False) -> None:
+        """Sentences: on a terminal broken between words, elsewhere not at all. A `problem` begins with "Error:".
+
+        Paths stay whole, and so does a line that is a command to copy (`Next: …`).
+        """
+        for number, line in enumerate(f"{'Error: ' * problem}{text}".split("\n")):
+            if self.is_terminal and not line.startswith("Next: "):
+                line = textwrap.fill(line, self.width, break_long_words=False, break_on_hyphens=False)
+            shown = self.render_str(line)
+            if problem and not number:
+                shown.stylize("bold red", 0, len("Error:"))
+            self.print(shown, highlight=False, soft_wrap=True)
 
 
 def styled(*parts: tuple[str, str] | str) -> Text:

@@ -10,7 +10,7 @@ import typer
 
 from calgp.cli import parameters, rooms
 from calgp.cli.flags import takes_run
-from calgp.cli.shared import is_rank_zero, note, open_fabric, say
+from calgp.cli.shared import check_source, is_rank_zero, note, open_fabric, say
 from calgp.errors import CalgpError, path_error
 from calgp.json_values import Json
 
@@ -42,7 +42,7 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         help="32-true, bf16-mixed, 16-mixed, 64-true …",
-        show_default="32-true; bf16-mixed for long trainings of compact on one device that has it; as begun",
+        show_default="32-true; bf16-mixed for compact from 10,000 steps or 20 minutes, if one device has it",
     ),
 ]
 AccumulateOption = Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")]
@@ -84,6 +84,7 @@ def train(
     """
     others = bool(options or folder or network is not None)
     _check_given(resume, others=others, network=network, weights=weights, seconds=checkpoint_seconds)
+    check_source(str(options.get("source", "")))
 
     run, begun_in = _begun(resume) if resume else (rooms.training.described_run(options, network, weights), None)
     go_on = go_on or rooms.runs.restarted()
@@ -202,7 +203,9 @@ def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
     if scores[0].step == 0:  # of a pretrained network
         good = f"On the frozen network {scores[0].err:.1%} were wrong, MNLL {scores[0].mnll:.4f}. {good}"
     if crossed is not None and trained.calibration is not None:
-        return [done, f"{good}, with a temperature of {trained.calibration.parameters['temperature']:.3g}.", next_one]
+        name, temperature = trained.calibration.calibrator, trained.calibration.parameters.get("temperature")
+        how = f"with a temperature of {temperature:.3g}" if name == "temperature" else f"calibrated ({name})"
+        return [done, f"{good}, {how}.", next_one]
     return [done, f"{good}.{''.join(f' {each}' for each in why)}", next_one]
 
 

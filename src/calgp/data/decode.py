@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Literal, get_args
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from calgp.errors import CalgpError
 
@@ -45,7 +45,8 @@ def read_image(file: Path | IO[bytes], *, name: str, size: Size | None, colour: 
                 ImageOps.exif_transpose(image, in_place=True)
                 return image_array(image, size=size, colour=colour)
         except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
-            raise CalgpError(f"{name} is not a readable image ({str(error)[:300] or type(error).__name__})") from error
+            why = "its format is not known" if isinstance(error, UnidentifiedImageError) else str(error)[:300]
+            raise CalgpError(f"{name} is not a readable image ({why or type(error).__name__})") from error
 
 
 def read_header(file: Path | IO[bytes]) -> tuple[bool, tuple[int, int]] | None:

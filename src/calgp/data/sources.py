@@ -71,6 +71,8 @@ def open_source(
         )  # fmt: skip
     if text in SOURCES:
         return SOURCES[text]
+    if Path(text).is_dir():
+        raise CalgpError(f"There is no image set {short_repr(text)}; for the folder of this name give folder:{text}.")
     raise name_error("There is no image set", text, SOURCES, more=_PATH_HELP)
 
 

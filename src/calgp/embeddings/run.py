@@ -82,7 +82,9 @@ class VectorRun(Classifier):
         decided = self.decide_on(predictive, _bytes(x))
         return Prediction.of(predictive, how, self.classes, decided=decided, threshold=self.outlier_threshold)
 
-    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+    def test_images(
+        self, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
+    ) -> Images:
         """The rows of a source; of the run's own without test rows of their own, those that `fit` left out to test."""
         images = vector_images(source, self.card.classes)
         vectors = self.card.vectors

@@ -9,6 +9,7 @@ from calgp.runs.results import Evaluation
 from .words import THIN, confidence_gap, count, percent, too_sure
 
 FEW = 200  # images: with fewer, scores are hardly known
+NOTICED = 0.5  # of the images of other classes that are called outliers: with less, advice is given
 COMMON = 3  # images: a confusion that happens less often is no pattern
 
 
@@ -33,6 +34,29 @@ def advice(found: Evaluation, card: Card, run: str) -> list[str]:
         sentences.append(
             f"{count(found.n, 'image')} say little: the error lies between {percent(low)} and {percent(high)}. "
             "Evaluate more images before you rely on it."
+        )
+    return [sentence.replace(THIN, " ") for sentence in sentences]
+
+
+def outside_words(found: Evaluation, run: str) -> list[str]:
+    """What was found of images of other classes than the run's, and what to do where they are not noticed."""
+    sentences, flagged = [], found.flagged
+    if flagged is not None:
+        sentences.append(
+            f"{percent(flagged.share)} of these images are called outliers; of the run's own it should be at most "
+            f"{percent(flagged.false_alarm)}."
+        )
+    by = flagged.score if flagged is not None and flagged.score in (found.ood or {}) else "entropy"
+    if found.ood is not None and by in found.ood:
+        score = "entropy" if by == "entropy" else "outlier score"
+        sentences.append(
+            f"In {percent(found.ood[by].auroc.value)} of all pairs of one of these images and one of {found.inside}, "
+            f"this one has the higher {score} (50{THIN}% would be chance)."
+        )
+    if flagged is not None and flagged.share < NOTICED:
+        sentences.append(
+            "Most of them are not noticed. Allow more false alarms (calgp decide "
+            f"{shlex.quote(run)} --false-alarm 0.1), or train with some of them as a class of their own."
         )
     return [sentence.replace(THIN, " ") for sentence in sentences]
 

@@ -143,7 +143,9 @@ def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path
         return Evaluated(found, columns, None, "Embeddings have no images to show.")
     for convert in (False, True):  # the evaluation's checksum shows which of them it saw
         try:
-            images = test_images(card, found.source, directory=directory, convert=convert)
+            images = test_images(
+                card, found.source, directory=directory, convert=convert, skip_unreadable=found.skip_unreadable
+            )
         except CalgpError as error:
             absent = absent or str(error)
             continue

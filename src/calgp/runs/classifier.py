@@ -35,7 +35,7 @@ from calgp.runs.evaluation import (
     write_results,
 )
 from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
-from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on
+from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on, with_caution
 from calgp.runs.fit_decisions import fit_decisions, not_calibrated_on, uniform_of, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
@@ -224,6 +224,7 @@ class Classifier:
         engine: Engine | None = None,
         seed: int = 0,
         convert: bool = False,
+        skip_unreadable: bool = False,
         corruption: Corruption | None = None,
         watch: Callable[[int, int], None] = lambda done, total: None,
     ) -> Evaluation:
@@ -235,10 +236,10 @@ class Classifier:
         """
         source = self.card.run.source if source is None else source
         with wrap_lost_ranks(self.fabric), owned(self.fabric, self.folder):
-            check_same(self.fabric, self._identity(source, passes, engine, seed, convert, corruption))
+            check_same(self.fabric, self._identity(source, passes, engine, seed, convert, skip_unreadable, corruption))
             found, predicted = evaluate_images(
                 self, source, images=images, directory=directory, passes=passes, engine=engine, seed=seed,
-                convert=convert, corruption=corruption, watch=watch,
+                convert=convert, skip_unreadable=skip_unreadable, corruption=corruption, watch=watch,
             )  # fmt: skip
             found = write_results(self.folder, self.classes, found, predicted)
             self.fabric.barrier()
@@ -249,9 +250,11 @@ class Classifier:
         calibrator = None if self.calibration is None else self.calibration.calibrator
         return self._folder and self._folder.predictions(self.card.run.source, calibrator, len(self.classes))
 
-    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+    def test_images(
+        self, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
+    ) -> Images:
         """The test part of a source, in the form that the run takes; `convert` brings any other into it."""
-        return test_images(self.card, source, directory=directory, convert=convert)
+        return test_images(self.card, source, directory=directory, convert=convert, skip_unreadable=skip_unreadable)
 
     def held_out_images(self, directory: Path | None = None) -> Images:
         """The images of the run's source that it was not trained on."""
@@ -289,6 +292,7 @@ class Classifier:
             before = torch.cat([part.log_probs for part in predicted])
             spread = NEAR_ONE if self.card.run.method.is_calibrated else math.inf
             found = fitted_on(before, images, calibrator, how, seed=seed, spread=spread, share=share, of=checksum)
+            found = with_caution(found)
             self.folder.write_calibration(found)
         self.calibration = found
         return found

@@ -19,7 +19,7 @@ from calgp.data import Corruption, Images, corrupted, load
 from calgp.data.images import to_unit_interval
 from calgp.data.path_source import TEST_SHARE
 from calgp.data.sources import share_files
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, short_repr
 from calgp.gp import Batch, Engine, Model, NumericalError, Passes, Predictive, predict_batches
 from calgp.metrics import Outcomes, Scores
 from calgp.nets import Task
@@ -107,13 +107,14 @@ def evaluate_images(
     engine: Engine | None = None,
     seed: int = 0,
     convert: bool = False,
+    skip_unreadable: bool = False,
     corruption: Corruption | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Evaluation, PredictedImages]:
     """`Classifier.evaluate` without writing: the evaluation, and what was predicted of each image."""
     card, how = classifier.card, classifier.passes(passes, engine, seed)
     if images is None:
-        images = classifier.test_images(source, directory=directory, convert=convert)
+        images = classifier.test_images(source, directory=directory, convert=convert, skip_unreadable=skip_unreadable)
     check_form(images, card.task, source)
     if corruption is not None:
         images = corrupted(images, corruption.kind, corruption.severity, seed=corruption.seed)
@@ -125,6 +126,7 @@ def evaluate_images(
     found = replace(
         _scored(classifier, images, source, predicted, how, seed),
         convert=convert,
+        skip_unreadable=skip_unreadable,
         prediction_seconds=round(seconds, 3),
         ood=ood,
         inside=card.run.source if ood else None,
@@ -262,16 +264,36 @@ def _histogram(values: Tensor, most: float, bins: int = 40) -> Histogram:
     return Histogram(tuple(most * place / bins for place in range(bins + 1)), tuple(counts.tolist()))
 
 
-def test_images(card: Card, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
-    """The test part of a source, in the form that the run was trained on; `convert` brings any other into it."""
+def test_images(
+    card: Card, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
+) -> Images:
+    """The test part of a source, in the form that the run was trained on; `convert` brings any other into it.
+
+    `skip_unreadable` leaves damaged files out, as it does where the run was trained so. Images of some of the run's
+    classes, and of no others, get its labels.
+    """
     size, colour = form(card.task) if convert else (card.run.size, card.run.colour)
     share = TEST_SHARE if share_files(source, card.run.source) else 1  # a folder that was not trained on is used whole
     images = load(
         source, "test", directory=directory, size=size, colour=colour, test_share=share,
-        skip_unreadable=card.run.skip_unreadable,
+        skip_unreadable=skip_unreadable or card.run.skip_unreadable,
     )  # fmt: skip
     check_form(images, card.task, source)
-    return images
+    return _labelled_as(images, card.classes, source)
+
+
+def _labelled_as(images: Images, classes: tuple[str, ...], source: str) -> Images:
+    """Images of some of these classes with their labels; those of other classes alone as they are."""
+    known = [name for name in images.classes if name in classes]
+    if images.classes == classes or not known:
+        return images
+    if strange := [name for name in images.classes if name not in classes]:
+        raise CalgpError(
+            f"{source} has classes of the run ({short_repr(known[0])}, …) and others ({short_repr(strange[0])}, …), "
+            "which are scored differently: put images of other classes into a source of their own."
+        )
+    labels = torch.tensor([classes.index(name) for name in images.classes])
+    return replace(images, y=labels[images.y], classes=classes)
 
 
 def check_form(images: Images, task: Task, source: str) -> None:

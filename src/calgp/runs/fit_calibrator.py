@@ -51,7 +51,9 @@ def fitted_on(
 
     `spread` is how far from 1 a temperature's inverse is believed to be; other calibrators have no use for it.
     """
-    fitted = _fit(name, before, images.y, spread)
+    fitted, crossed = _fit(name, before, images.y, spread), None
+    if len(images) >= FEWEST:
+        crossed = _scores(cross_fitted(before, images.y, name, folds=FOLDS, spread=spread), images.y)
     parameters = calibration.to_json(fitted)
     del parameters["calibrator"]
     return Calibration(
@@ -66,7 +68,20 @@ def fitted_on(
         before=_scores(before, images.y),
         after=_scores(fitted.apply(before), images.y),
         warning=fitted.warning,
+        crossed=crossed,
     )
+
+
+def with_caution(found: Calibration) -> Calibration:
+    """The same with a warning, where the hold-out itself says that the calibrator does no good beyond it."""
+    crossed, before = found.crossed, found.before
+    if crossed is None or crossed.mnll < before.mnll:
+        return found
+    caution = (
+        f"On images that it was not fitted on, {found.calibrator} makes the MNLL no better ({before.mnll:.4f} without, "
+        f"{crossed.mnll:.4f} with, cross-validated): use another calibrator, pass --uncalibrated, or hold out more."
+    )
+    return replace(found, warning=" ".join(filter(None, [found.warning, caution])))
 
 
 def _fit(name: str, log_probs: Tensor, y: Tensor, spread: float) -> calibration.Calibrator:
@@ -88,13 +103,12 @@ def fit_temperature_if_better(
     found = fitted_on(log_probs, images, name, how, seed=seed, spread=spread)
     if found.warning is not None:
         return None, f"The hold-out cannot support a {name}: {found.warning}"
-    crossed = _scores(cross_fitted(log_probs, images.y, name, folds=FOLDS, spread=spread), images.y)
-    if crossed.mnll >= found.before.mnll:
+    if (crossed := found.crossed) is not None and crossed.mnll >= found.before.mnll:
         return None, (
             f"A {name} makes the cross-validated MNLL of the hold-out no better "
             f"({found.before.mnll:.4f} without, {crossed.mnll:.4f} with); it is left out."
         )
-    return replace(found, crossed=crossed), None
+    return found, None
 
 
 def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str, *, folds: int = 2, spread: float = math.inf) -> Tensor:

@@ -68,8 +68,8 @@ def warning(found: str | None, images: Images, refitted: Calibration | None = No
     said = [] if found is None else [found]
     if refitted is not None:
         said.append(
-            f"The {refitted.calibrator} had been fitted on the whole hold-out. It was fitted again on half of it "
-            f"({refitted.n:,} images); the decisions are fitted on the other half."
+            f"The calibrator ({refitted.calibrator}) had been fitted on the whole hold-out. It was fitted again on "
+            f"half of it ({refitted.n:,} images); the decisions are fitted on the other half."
         )
     absent = (torch.bincount(images.y, minlength=len(images.classes)) == 0).nonzero().squeeze(1).tolist()
     if absent:

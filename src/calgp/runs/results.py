@@ -104,7 +104,7 @@ class Calibration:
     """calibration.json: a calibrator, and what it did to the hold-out that it was fitted on.
 
     of: checksum of the held-out images. share: the part of them that was used, chosen by the seed.
-    crossed: the scores of each fifth of the hold-out, calibrated by the others, where that was asked.
+    crossed: the scores of each fifth of the hold-out, calibrated by the others; None with fewer than 50 images.
 
     >>> import calgp
     >>> calgp.load("shipped").calibration is None  # or what was fitted
@@ -253,6 +253,7 @@ class Evaluation:
     uncertainty, if the run's own test images were evaluated before). All other images have `scores`.
 
     samples: passes of the network. checksum: of the images. convert: images were resized and recoloured.
+    skip_unreadable: damaged files were left out.
     predictions: checksum of the predictions that were scored, those of predictions-*.safetensors.
     ece_variants: ECE by its other definitions. selective: risk-coverage areas, by score of uncertainty.
 
@@ -274,6 +275,7 @@ class Evaluation:
     calibrator: CalibratorName | None = None
     calibration: Calibration | None = None
     convert: bool = False
+    skip_unreadable: bool = False
     corruption: Corrupted | None = None
     environment: Environment = field(default_factory=Environment)
     prediction_seconds: Finite | None = None

@@ -74,7 +74,9 @@ def _evaluation(classifier: Classifier, directory: Path | None, what: str, befor
     shift = before.corruption
     source, corruption = (before.source, None) if shift is None else (shift.of, shift.corruption)
     try:
-        images = classifier.test_images(source, directory=directory, convert=before.convert)
+        images = classifier.test_images(
+            source, directory=directory, convert=before.convert, skip_unreadable=before.skip_unreadable
+        )
     except CalgpError as error:
         return Check(what, "not checked", str(error))
     if before.samples > MOST_SAMPLES:
@@ -83,7 +85,7 @@ def _evaluation(classifier: Classifier, directory: Path | None, what: str, befor
     try:
         now, predicted = evaluate_images(
             again, source, images=images, passes=before.samples, engine=before.engine, seed=before.seed,
-            convert=before.convert, corruption=corruption,
+            convert=before.convert, skip_unreadable=before.skip_unreadable, corruption=corruption,
         )  # fmt: skip
     except CalgpError as error:  # the run's own predictions, to compare images of other classes with
         return Check(what, "not checked", str(error))

@@ -105,14 +105,16 @@ class UpgradedRun(Classifier):
             self.folder.create(self.card)
         return found
 
-    def test_images(self, source: str, *, directory: Path | None = None, convert: bool = False) -> Images:
+    def test_images(
+        self, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
+    ) -> Images:
         """The test part of a source; a folder that was saved without one needs one to be named."""
         if source == UNKNOWN:
             raise CalgpError(
                 f"{self.folder.path} does not know its test images: give a source, such as --source folder:photos, or "
                 "save it with save(path, source='folder:photos')."
             )
-        return super().test_images(source, directory=directory, convert=convert)
+        return super().test_images(source, directory=directory, convert=convert, skip_unreadable=skip_unreadable)
 
     def decide(self, *, held_out: Any = None, **options: Any) -> FittedDecisions:
         """As of any classifier, but it must be given held-out images: its folder knows of none."""
