@@ -49,6 +49,13 @@ def make_job(digits, *, samples=4, seed=0, seconds=30.0, **options) -> tuple[Job
     return Job(images, samples, seed, time.monotonic() + seconds, reports.put, **options), reports
 
 
+def submit(worker: Worker, *jobs: Job) -> None:
+    """Queue all of them before the thread, which needs the same lock, sees the first."""
+    with worker._changed:
+        for job in jobs:
+            worker.submit(job)
+
+
 def probs(reports: queue.Queue) -> torch.Tensor:
     report = reports.get(timeout=20)
     assert isinstance(report, Progress), report
@@ -57,12 +64,11 @@ def probs(reports: queue.Queue) -> torch.Tensor:
 
 def test_a_batch_changes_no_answer_and_jobs_of_one_seed_share_turns(work, digits):
     turns: list = []
-    worker = work(turns, wait=0.5, batch=12)
+    worker = work(turns, wait=0, batch=12)
     classifier = sampled()
     asking = [(digits[row : row + 1 + row % 3], 3 + row % 4, row % 2) for row in range(12)]
     jobs = [make_job(part, samples=samples, seed=seed) for part, samples, seed in asking]
-    for job, _ in jobs:
-        worker.submit(job)
+    submit(worker, *(job for job, _ in jobs))
     for (part, samples, seed), (_, reports) in zip(asking, jobs, strict=True):
         x = torch.from_numpy(part[:, None]).float() / 255
         wanted = classifier.predict(x, passes=samples, seed=seed).probs
@@ -75,11 +81,10 @@ def test_a_batch_changes_no_answer_and_jobs_of_one_seed_share_turns(work, digits
 
 def test_a_batch_is_no_larger_than_its_samples_allow(work, digits):
     turns: list = []
-    worker = work(turns, wait=0.5)
+    worker = work(turns, wait=0)
     worker.fit = 20
     jobs = [make_job(digits[:1], samples=8) for _ in range(6)]
-    for job, _ in jobs:
-        worker.submit(job)
+    submit(worker, *(job for job, _ in jobs))
     for _, reports in jobs:
         probs(reports)
     worker.close()
@@ -100,11 +105,10 @@ def test_a_long_job_does_not_keep_others_waiting(work, digits):
 
 
 def test_labels_are_checked_at_fixed_samples_whatever_else_is_in_the_batch(work, digits):
-    worker = work(wait=0.3)
+    worker = work(wait=0)
     adaptive, reports = make_job(digits[:4], samples=100, error=0.01)
     other, other_reports = make_job(digits[:1], samples=13)
-    for job in (adaptive, other):
-        worker.submit(job)
+    submit(worker, adaptive, other)
     first = reports.get(timeout=20).answers
     other_reports.get(timeout=20)
     assert all(answer.samples % CHECK_EVERY == 0 for answer in first if answer.label_is_decided)
@@ -115,12 +119,10 @@ def test_labels_are_checked_at_fixed_samples_whatever_else_is_in_the_batch(work,
 
 
 def test_what_is_too_much_is_refused_at_once(work, digits):
-    worker = work(queue=3, wait=1.0)
+    worker = work(queue=3, wait=0)
     accepted = [make_job(digits[:1]) for _ in range(3)]
-    for job, _ in accepted:
-        worker.submit(job)
     with pytest.raises(HTTPProblem, match="waiting"):
-        worker.submit(make_job(digits[:1])[0])
+        submit(worker, *(job for job, _ in accepted), make_job(digits[:1])[0])
     for _, reports in accepted:
         probs(reports)
     job, reports = make_job(digits[:5])  # larger than the queue, but alone
@@ -199,11 +201,10 @@ def test_a_client_that_takes_no_reports_gets_no_more(work, digits):
 
 def test_the_memory_of_single_samples_is_bounded(work, digits, monkeypatch):
     monkeypatch.setattr(batching, "KEPT", 1000)
-    worker = work(wait=1.0)
+    worker = work(wait=0)
     first, reports = make_job(digits[:1], samples=200, error=0.01)  # alone it may have more: 2,000
-    worker.submit(first)
     with pytest.raises(HTTPProblem, match="memory"):
-        worker.submit(make_job(digits[:1], samples=8, error=0.01)[0])
+        submit(worker, first, make_job(digits[:1], samples=8, error=0.01)[0])
     other, others = make_job(digits[:1])  # one that keeps nothing is welcome
     worker.submit(other)
     assert probs(reports).shape == probs(others).shape == (1, 10)
