@@ -14,7 +14,7 @@ from calgp.serve.limits import Limits
 from calgp.serve.model import ServedModel
 from calgp.serve.problems import HTTPProblem
 
-from .conftest import sampled
+from .conftest import NEVER, sampled
 
 ROUNDING = 1e-5  # what may differ with the size of a batch: float32 sums in another order
 
@@ -57,7 +57,7 @@ def submit(worker: Worker, *jobs: Job) -> None:
 
 
 def probs(reports: queue.Queue) -> torch.Tensor:
-    report = reports.get(timeout=20)
+    report = reports.get(timeout=NEVER)
     assert isinstance(report, Progress), report
     return torch.tensor([answer.probabilities for answer in report.answers])
 
@@ -109,12 +109,12 @@ def test_labels_are_checked_at_fixed_samples_whatever_else_is_in_the_batch(work,
     adaptive, reports = make_job(digits[:4], samples=100, error=0.01)
     other, other_reports = make_job(digits[:1], samples=13)
     submit(worker, adaptive, other)
-    first = reports.get(timeout=20).answers
-    other_reports.get(timeout=20)
+    first = reports.get(timeout=NEVER).answers
+    other_reports.get(timeout=NEVER)
     assert all(answer.samples % CHECK_EVERY == 0 for answer in first if answer.label_is_decided)
     alone, alone_reports = make_job(digits[:4], samples=100, error=0.01)
     worker.submit(alone)
-    again = alone_reports.get(timeout=20).answers
+    again = alone_reports.get(timeout=NEVER).answers
     assert [answer.samples for answer in again] == [answer.samples for answer in first]
 
 
@@ -137,8 +137,8 @@ def test_what_nobody_waits_for_is_dropped(work, digits):
     gone.cancelled = True
     for job in (late, gone):
         worker.submit(job)
-    assert isinstance(late_reports.get(timeout=20), TimeoutError)
-    assert isinstance(gone_reports.get(timeout=20), TimeoutError)
+    assert isinstance(late_reports.get(timeout=NEVER), TimeoutError)
+    assert isinstance(gone_reports.get(timeout=NEVER), TimeoutError)
     worker.close()
     assert worker.queued == 0
 
@@ -148,7 +148,7 @@ def test_a_batch_that_fails_takes_nobody_with_it(work, digits, caplog):
     bad, bad_reports = make_job(digits[:1])
     bad.images = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)  # the model takes one channel
     worker.submit(bad)
-    assert isinstance(bad_reports.get(timeout=20), Exception)
+    assert isinstance(bad_reports.get(timeout=NEVER), Exception)
     good, good_reports = make_job(digits[:1])
     worker.submit(good)
     assert probs(good_reports).shape == (1, 10)
@@ -162,7 +162,7 @@ def test_closing_finishes_what_was_accepted(work, digits):
     closing = threading.Thread(target=worker.close)
     closing.start()
     assert all(probs(reports).shape == (1, 10) for _, reports in jobs)
-    closing.join(20)
+    closing.join(NEVER)
     with pytest.raises(HTTPProblem, match="shutting down"):
         worker.submit(make_job(digits[:1])[0])
     assert not worker.ready
@@ -189,7 +189,7 @@ def test_a_client_that_takes_no_reports_gets_no_more(work, digits):
     worker = work(wait=0)
     job, reports = make_job(digits[:1], samples=60, step=2, draws=True)
     worker.submit(job)
-    while (report := reports.get(timeout=20)) and not report.done:
+    while (report := reports.get(timeout=NEVER)) and not report.done:
         pass
     assert job.sent == MOST_UNREAD and job.taken == 0
     drawn = report.draws[0]  # all since the last report: no sample is lost
@@ -226,10 +226,10 @@ def test_the_thread_does_not_die_silently(work, digits, caplog):
         time.sleep(0.01)
     assert worker.healthy and worker.ready
     kill(worker._thread)
-    assert died.wait(20)
+    assert died.wait(NEVER)
     assert not worker.healthy and not worker.ready and worker.queued == 0
     for _, reports in jobs:
-        while isinstance(report := reports.get(timeout=20), Progress):
+        while isinstance(report := reports.get(timeout=NEVER), Progress):
             pass
         assert isinstance(report, HTTPProblem) and "failed" in report.detail
     with pytest.raises(HTTPProblem, match="failed"):

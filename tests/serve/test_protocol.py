@@ -89,7 +89,7 @@ def test_a_client_that_says_nothing_or_little_is_cut(address):
     with Connection(address) as silent, Connection(address) as slow:
         slow.send(b"GET /healthz HTTP/1.1\r\nHo")
         assert silent.rest() == slow.rest() == b""
-    assert CLIENT * 0.9 < time.monotonic() - start
+    assert time.monotonic() - start > CLIENT * 0.9
     with Connection(address) as idle:  # after an answer, too
         idle.send(HEAD + b"\r\n")
         assert idle.rest().startswith(b"HTTP/1.1 200")
