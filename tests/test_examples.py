@@ -13,7 +13,7 @@ from forked import python
 ROOT = Path(__file__).parents[1]
 
 
-SHORTER = {"epochs=3,": "steps=30,", "epochs=5)": "epochs=2)", "steps=100,": "steps=40,"}
+SHORTER = {"epochs=3,": "steps=60,", "epochs=5)": "epochs=2)", "steps=100,": "steps=40,"}
 
 
 @pytest.mark.slow
