@@ -1,4 +1,4 @@
-"""Where the real image sets are, for the tests that are marked `data`."""
+"""The order of the tests, what each leaves as it was, and where the real image sets are."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ registry.entry_points = functools.cache(registry.entry_points)
 gc.disable()  # a quarter of the seconds of collecting 5,600 tests would be looking for garbage among modules
 pytest_plugins = ["small_run"]  # its fixtures
 PACKED = Path(__file__).parents[2] / "shared" / "data"
+# each has a test of more than twenty seconds: at the end it would keep one process busy while the others wait
+FIRST = {"test_attacks.py", "test_defaults.py", "test_docs.py", "test_kills.py", "test_reproduce.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,6 @@
 """Kill calgp with SIGKILL at many moments, go on each time, and compare the end with that of a process left in peace.
 
-    python tests/kills.py --kills 30                                        # as in CI
+    python tests/kills.py --kills 20                                        # as in CI
     python tests/kills.py --kills 200 --operations 12 --command-lines 4     # make kill
 
 This process imports torch and computes nothing; each attempt is a fork of it, so that it starts at once. Moments are

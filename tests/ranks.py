@@ -166,12 +166,12 @@ def differ(place: Path) -> None:
     found["data"] = refusal(lambda: train_run(run, RunFolder(place / "data"), fabric))
     os.chdir(place)
     ranks.MEETING = timedelta(seconds=3)
-    if rank:
-        time.sleep(8)  # it hangs
+    if rank:  # it hangs until the other has given it up
+        while not (place / "given up").exists():
+            time.sleep(0.05)
     else:
-        clock = time.monotonic()
         found["hangs"] = refusal(lambda: check_same(fabric, {}))
-        found["seconds"] = time.monotonic() - clock
+        (place / "given up").touch()
     torch.save(found, place / f"differ-{rank}.pt")
 
 

@@ -25,6 +25,7 @@ from calgp.methods import METHODS
 from calgp.nets import BACKBONES
 from calgp.runs import RunFolder
 from folders import tensors
+from forked import python
 
 SMALL = [
     "--train-size", "200", "--steps", "10", "--backbone", "lenet", "--set", "backbone.channels=[4,8]",
@@ -488,9 +489,7 @@ def test_a_run_folder_of_another_version_is_refused(run_cli, cli_run, tmp_path):
 @pytest.mark.slow
 def test_the_process_exits_with_one_line_and_no_traceback(tmp_path):
     """The whole program, as the shell starts it."""
-    result = subprocess.run(
-        [sys.executable, "-m", "calgp", "train", "--source", "mnst"], cwd=tmp_path, capture_output=True, text=True
-    )
+    result = python("-m", "calgp", "train", "--source", "mnst", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith("Error: There is no image set 'mnst'")
     assert "Traceback" not in result.stderr

@@ -1,5 +1,6 @@
 """The documentation site is built from what is there, without a warning; its notebooks run; CONTRIBUTING is true."""
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -73,15 +74,28 @@ def words_of(notebook):
     return re.sub(r"[\d.,]+", "#", printed)
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """A process for all notebooks, so that one imports torch."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    manager = AsyncKernelManager(kernel_name="python3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "ignore")  # Jupyter has its own
+        asyncio.run(manager.start_kernel())
+    yield manager
+    asyncio.run(manager.shutdown_kernel(now=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_prints_what_is_stored_in_it(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_and_prints_what_is_stored_in_it(path, kernel, tmp_path):
     import nbformat
 
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # Jupyter has its own
     shorter = tmp_path / path.name  # what is printed, but for numbers, depends on no number of steps
-    shorter.write_text(path.read_text(encoding="utf-8").replace("steps=300)", "steps=100)"), encoding="utf-8")
-    found, stored = tool("notebooks").execute(shorter, tmp_path), nbformat.read(path, as_version=4)
+    text = path.read_text(encoding="utf-8").replace("steps=300)", "steps=100)").replace("steps=400)", "steps=50)")
+    shorter.write_text(text, encoding="utf-8")
+    found, stored = tool("notebooks").execute(shorter, tmp_path, kernel), nbformat.read(path, as_version=4)
     assert words_of(found) == words_of(stored) and len(notebook_outputs(stored)) >= 4
     assert any("image/png" in output.get("data", {}) for output in notebook_outputs(found))
     assert not [output for output in notebook_outputs(found) if output.get("name") == "stderr"]

@@ -14,13 +14,13 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-def test_two_thousand_mutated_files_give_clear_errors_or_values(tmp_path):
-    command = [sys.executable, "-m", "fuzz", "--files", "2000", "--seed", "1", "--keep", str(tmp_path / "kept")]
+def test_a_thousand_mutated_files_give_clear_errors_or_values(tmp_path):
+    command = [sys.executable, "-m", "fuzz", "--files", "1000", "--seed", "1", "--keep", str(tmp_path / "kept")]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     total = next(line for line in done.stdout.splitlines() if line.startswith("| all |"))
     files, _, _, _, _, peak = (cell.strip() for cell in total.strip("|").split("|")[1:])
-    assert int(files.replace(",", "")) >= 1990 and float(peak) * 2**20 < MEMORY
+    assert int(files.replace(",", "")) >= 990 and float(peak) * 2**20 < MEMORY
 
 
 @pytest.mark.parametrize(

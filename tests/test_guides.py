@@ -32,6 +32,7 @@ SMALLER = {
     "tune": ["--steps", "1", "--train-size", "1000", "--pilots", "1", "--jobs", "1", "-S", "2"],
     "reproduce": ["--list"],  # tests/paper runs the experiments
 }
+LENET = ["--backbone", "lenet", "--set", "backbone.channels=[4,8]", "--set", "backbone.hidden=[16]"]
 # What stands for the reader's data, machines and patience.
 YOURS = {
     "--source mnist": "--source digits --train-size 600",
@@ -89,6 +90,7 @@ def world(tmp_path_factory):
     (here / "nets.py").write_text(NETWORK)
     (here / "network.py").write_text(NETWORK.replace("channels=1", "channels=3"))
     small = ["--source", "digits", "--train-size", "600", "--holdout", "0.1", *SMALLER["train"], "--no-calibration"]
+    small += LENET
     for name in ("mnist", "digits"):
         result = CliRunner().invoke(cli.app, ["train", *small, "--out", str(here / "runs" / name)])
         assert result.exit_code == 0, (result.output, result.exception)
@@ -105,6 +107,8 @@ def run_command(line):
     for option in ("--epochs", "--minutes"):  # either of them, or steps
         if name in ("train", "sweep") and option in words:
             del words[words.index(option) : words.index(option) + 2]
+    if name == "train" and not {"--backbone", "--network", "--continue"} & set(words):  # the default takes seconds
+        words += LENET
     if name == "train" and "--out" in words and "--continue" not in words:  # pages show several ways to train a run
         shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
     if name == "export":

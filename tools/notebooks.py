@@ -1,6 +1,6 @@
 """Run the notebooks of examples/ and store what they really print: `python tools/notebooks.py [NAME …]`.
 
-Each runs in an empty folder, from top to bottom, with one thread; tests/test_docs.py does the same.
+Each runs in an empty folder, from top to bottom, with one thread; tests/test_docs.py does the same, in one process.
 """
 
 import sys
@@ -9,16 +9,26 @@ import time
 from pathlib import Path
 
 import nbformat
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def execute(path: Path, folder: Path) -> nbformat.NotebookNode:
-    """The notebook with the outputs of a run in `folder`; a cell that fails raises."""
+def execute(path: Path, folder: Path, kernel: AsyncKernelManager | None = None) -> nbformat.NotebookNode:
+    """The notebook with the outputs of a run in `folder`; a cell that fails raises.
+
+    In a process of its own, or in that of `kernel`, where nothing that others have defined is left.
+    """
     notebook = nbformat.read(path, as_version=4)
     place = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=place).execute()
+    if kernel is not None:
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {folder}"))
+    client = NotebookClient(notebook, km=kernel, timeout=1200, kernel_name="python3", resources=place)
+    client.execute()
+    if kernel is not None:
+        client.kc.stop_channels()
+        del notebook.cells[0]
     for cell in notebook.cells:  # times of execution would differ each time; tqdm asks for widgets that nobody needs
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":

@@ -229,7 +229,7 @@ reading = images.read(images.parts(10))
 next(reading)
 import multiprocessing
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

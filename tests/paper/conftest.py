@@ -7,17 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from calgp import cli
 from folders import made_once
+from forked import python
 
 
 def _reproduce(name: str, folder: Path) -> None:
-    arguments = ["reproduce", name, "--scale", "smoke", "--out", str(folder), "--results", str(folder / "results")]
-    result = CliRunner().invoke(cli.app, arguments)
-    if result.exception is not None:
-        raise result.exception
+    python("-m", "calgp", "reproduce", name, "--scale", "smoke", "--out", folder, "--results", folder / "results",
+           check=True)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,6 @@
 """The queue of a tuned scale, on digits with tiny networks: the same code that runs for days."""
 
 import json
-import multiprocessing
-import os
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +29,7 @@ from calgp.runs import RunFolder
 from calgp.search.halving import Budget
 from calgp.search.jobs import Paths
 from calgp.search.tune import read_log
+from forked import Started
 
 SMOKE = SCALES["smoke"]
 BUDGET = Budget(pilots=2, steps=6, samples=2, images=(50, 100))
@@ -178,33 +176,32 @@ def test_runs_whose_options_have_changed_are_stale_and_stay(finished):
     assert {panel for panel, _ in plan.untuned} == {MNIST}  # and their tunings, whose base has changed
 
 
+HOLD = """
+import sys, time
+from pathlib import Path
+from calgp.runs.writing import owned
+
+with owned(Path(sys.argv[1])):
+    Path(sys.argv[2]).touch()
+    time.sleep(3600)
+"""
+
+
 @pytest.mark.slow
 def test_a_task_that_another_worker_has_begun_is_left_to_it(scale, tmp_path):
     where = places(tmp_path)
     first = make_plan(["fig4"], scale, ()).tasks(where)[0]
-    context = multiprocessing.get_context("spawn")
-    began = context.Event()
-    other = context.Process(target=_hold, args=(str(where.runs / "begun" / queue.slug(first.key)), began))
-    other.start()
-    try:
-        assert began.wait(60)
+    held = where.runs / "begun" / queue.slug(first.key)
+    with Started("-c", HOLD, held, tmp_path / "began") as other:
+        while not (tmp_path / "began").exists():
+            assert other.poll() is None, other.printed
+            time.sleep(0.01)
         failed: dict[str, str] = {}
         tasks = make_plan(["fig4"], scale, ()).tasks(where)
         assert queue._take_one(tasks, where, failed, lambda share: None)
         assert failed == {}
         logs = {file.name for file in (tmp_path / "results" / "tuning").rglob("*.json")}
         assert logs == {"cnn-gp-sorf.json"}  # the second task, not the first
-    finally:
-        os.kill(other.pid, signal.SIGKILL)
-        other.join()
-
-
-def _hold(folder: str, began) -> None:
-    from calgp.runs.writing import owned
-
-    with owned(Path(folder)):
-        began.set()
-        time.sleep(600)
 
 
 @pytest.mark.slow

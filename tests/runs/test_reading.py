@@ -70,11 +70,11 @@ HUGE = [
 @pytest.mark.parametrize(("part", "described"), HUGE, ids=str)
 def test_a_description_of_a_huge_model_is_refused_before_memory_is_taken(copy, part, described):
     change(copy, "run.json", "run", part, to=described)
-    before, clock = peak(), time.perf_counter()
+    before, clock = peak(), time.process_time()
     with pytest.raises(CalgpError):
         copy.model()
     assert peak() - before < 200 * 2**20  # GPyTorch, where it is imported first, takes some of them
-    assert time.perf_counter() - clock < 10
+    assert time.process_time() - clock < 10  # and some seconds
 
 
 def peak() -> int:

@@ -38,7 +38,7 @@ HOLD = (
     + """
 with writing.owned(Path(sys.argv[2])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 )
 
@@ -95,7 +95,7 @@ def _in_a_thread(path):
     def hold():
         with owned(path):
             begun.set()
-            end.wait(30)
+            end.wait()
 
     thread = threading.Thread(target=hold)
     thread.start()

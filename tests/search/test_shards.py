@@ -184,18 +184,18 @@ def test_on_the_command_line(here, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_make_the_same_bytes(here, tmp_path):
-    embedded(tmp_path / "pool", Killing(Processes(2), tmp_path, 4))
-    assert content(tmp_path / "pool") == content("alone")
+@pytest.mark.parametrize("source", ["folder:photos", "shards:tars"])
+def test_processes_make_the_same_bytes(here, tmp_path, source):
+    embedded(tmp_path / "alone", SerialEngine(), source)
+    embedded(tmp_path / "pool", Killing(Processes(2), tmp_path, 4), source)
+    assert content(tmp_path / "pool") == content(tmp_path / "alone")
     assert len(list(tmp_path.glob("4.begun.*"))) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["folder:photos", "shards:tars"])
-def test_ray_makes_the_same_bytes_though_a_worker_is_killed(here, tmp_path, ray, source):
-    embedded(tmp_path / "alone", SerialEngine(), source)
-    manifest = embedded(tmp_path / "ray", Killing(ray, tmp_path, 4), source)
-    assert manifest.finished and content(tmp_path / "ray") == content(tmp_path / "alone")
+def test_ray_makes_the_same_bytes_though_a_worker_is_killed(here, tmp_path, ray):
+    manifest = embedded(tmp_path / "ray", Killing(ray, tmp_path, 4))
+    assert manifest.finished and content(tmp_path / "ray") == content("alone")
     assert {number: len(list(tmp_path.glob(f"{number}.begun.*"))) for number in range(6)} == {
         0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 1,
     }  # fmt: skip

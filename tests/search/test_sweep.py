@@ -6,8 +6,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -33,6 +31,7 @@ from calgp.search.sweep import (
     worded,
     write_sweep,
 )
+from forked import Started, python
 from search.engine_work import Marking
 
 TINY = {
@@ -260,26 +259,23 @@ def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, n
     """A real process with two more: Ctrl-C lets those under way save themselves and begins no others."""
     runs = tmp_path / "x/runs"
     flags = [*FLAGS[:2], "--steps", "200", *FLAGS[4:-1], "lr=1e-3", "--seeds", "0,1,2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "calgp", "sweep", *flags, "--jobs", "2", "--out", tmp_path / "x"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which tests in the background do not have
-    )  # fmt: skip
-    while not list(runs.glob("*/log.jsonl")):  # its first lines are of step 20
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
-    process.send_signal(number)
-    printed = process.communicate(timeout=120)[0]
+    words = ["-m", "calgp", "sweep", *flags, "--out", tmp_path / "x"]
+    with Started(*words, "--jobs", "2") as process:
+        while not list(runs.glob("*/log.jsonl")):  # its first lines are of step 20
+            assert process.poll() is None, process.printed
+            time.sleep(0.01)
+        process.send_signal(number)
+        status, printed = process.wait(), process.printed
     begun = [RunFolder(path) for path in runs.iterdir() if (path / "run.json").is_file()]
     if number == signal.SIGINT:
         assert "Stopped; nothing is lost. The same command goes on where it was." in " ".join(printed.split())
         assert "Traceback" not in printed
-        assert process.returncode == 1
+        assert status == 1
         assert len(begun) - sum(folder.finished for folder in begun) <= 2
         assert any(folder.interrupted for folder in begun)
         assert all(folder.interrupted or folder.finished for folder in begun)
     assert len(missing_jobs(LONG, Paths(runs))) >= 1
-    assert run_sweep(LONG, tmp_path / "x") == {}
+    python(*words, check=True)
     assert [each.seeds for each in found_by(LONG, tmp_path / "x")] == [(0, 1, 2)]
     for path in runs.glob("*/log.jsonl"):
         steps = [each.step for each in RunFolder(path.parent).log() if each.kind == "train"]

@@ -5,8 +5,6 @@ import json
 import math
 import random
 import shlex
-import subprocess
-import sys
 import time
 from dataclasses import asdict, fields, replace
 from itertools import pairwise
@@ -40,6 +38,7 @@ from calgp.search.tune import (
 )
 from calgp.search.tune_methods import TuningTask, pilots_within, share_done, tasks_of, tune_methods
 from calgp.training.defaults import resolved
+from forked import Started, python
 
 every_method = pytest.mark.parametrize("name", METHODS)
 RATE = {"learning_rate": Axis((1e-3, 2e-3, 4e-3), ratio=2.0)}
@@ -374,17 +373,15 @@ FLAGS = ["digits", "--backbone", "lenet", "--train-size", "100", "--batch-size",
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on_where_it_was(tmp_path):
-    command = [sys.executable, "-m", "calgp", "tune", *FLAGS, "--steps", "450", "--methods", "cnn", "--out", tmp_path]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    runs, deadline = tmp_path / "runs" / "cnn", time.monotonic() + 120
-    while len(list(runs.glob("*/model.safetensors"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
+    words, runs = ["tune", *FLAGS, "--steps", "450", "--methods", "cnn", "--out", str(tmp_path)], tmp_path / "runs/cnn"
+    with Started("-m", "calgp", *words) as process:
+        while len(list(runs.glob("*/model.safetensors"))) < 2:
+            assert process.poll() is None, process.printed
+            time.sleep(0.01)
     assert not list(tmp_path.rglob("cnn.json"))
     before = {path: path.stat().st_mtime_ns for path in runs.glob("*/model.safetensors")}
     assert len(before) >= 2
-    assert CliRunner().invoke(cli.app, [str(word) for word in command[3:]]).exit_code == 0
+    python("-m", "calgp", *words, check=True)
     log = read_log(next(tmp_path.rglob("cnn.json")))
     assert all(path.stat().st_mtime_ns == changed for path, changed in before.items())
     assert {path.parent.name for path in runs.glob("*/model.safetensors")} == {pilot.key for pilot in log.pilots}

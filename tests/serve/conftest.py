@@ -6,9 +6,11 @@ import io
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+import httpx2 as httpx
 import numpy as np
 import pytest
 import uvicorn
@@ -24,12 +26,28 @@ from calgp.serve.server import uvicorn_config
 from golden import sampled_run
 
 RAW = {"content-type": "image/png"}
+T = TypeVar("T")
+NEVER = 120.0  # seconds after which what has not happened is taken for what never does, on a slow machine
 
 
 def png(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(array).save(file, "PNG")
     return file.getvalue()
+
+
+def metric(address: str, name: str) -> float:
+    lines = httpx.get(f"{address}/metrics", timeout=NEVER).text.splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+
+def until(condition: Callable[[], T]) -> T:
+    """Wait until something is true."""
+    deadline = time.monotonic() + NEVER
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+    return found
 
 
 def sampled() -> Classifier:
@@ -61,9 +79,7 @@ def serving(classifier: Classifier, limits: Limits = Limits(), **options) -> Ite
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -79,7 +95,7 @@ class Connection:
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(20)
+        self.socket.settimeout(NEVER)
         self.socket.connect((host, int(port)))
 
     def send(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ from calgp.serve.limits import Limits
 from calgp.serve.model import ServedModel
 from calgp.serve.problems import HTTPProblem
 
-from .conftest import sampled
+from .conftest import NEVER, sampled
 
 ROUNDING = 1e-5  # what may differ with the size of a batch: float32 sums in another order
 
@@ -49,20 +49,26 @@ def make_job(digits, *, samples=4, seed=0, seconds=30.0, **options) -> tuple[Job
     return Job(images, samples, seed, time.monotonic() + seconds, reports.put, **options), reports
 
 
+def submit(worker: Worker, *jobs: Job) -> None:
+    """Queue all of them before the thread, which needs the same lock, sees the first."""
+    with worker._changed:
+        for job in jobs:
+            worker.submit(job)
+
+
 def probs(reports: queue.Queue) -> torch.Tensor:
-    report = reports.get(timeout=20)
+    report = reports.get(timeout=NEVER)
     assert isinstance(report, Progress), report
     return torch.tensor([answer.probabilities for answer in report.answers])
 
 
 def test_a_batch_changes_no_answer_and_jobs_of_one_seed_share_turns(work, digits):
     turns: list = []
-    worker = work(turns, wait=0.5, batch=12)
+    worker = work(turns, wait=0, batch=12)
     classifier = sampled()
     asking = [(digits[row : row + 1 + row % 3], 3 + row % 4, row % 2) for row in range(12)]
     jobs = [make_job(part, samples=samples, seed=seed) for part, samples, seed in asking]
-    for job, _ in jobs:
-        worker.submit(job)
+    submit(worker, *(job for job, _ in jobs))
     for (part, samples, seed), (_, reports) in zip(asking, jobs, strict=True):
         x = torch.from_numpy(part[:, None]).float() / 255
         wanted = classifier.predict(x, passes=samples, seed=seed).probs
@@ -75,11 +81,10 @@ def test_a_batch_changes_no_answer_and_jobs_of_one_seed_share_turns(work, digits
 
 def test_a_batch_is_no_larger_than_its_samples_allow(work, digits):
     turns: list = []
-    worker = work(turns, wait=0.5)
+    worker = work(turns, wait=0)
     worker.fit = 20
     jobs = [make_job(digits[:1], samples=8) for _ in range(6)]
-    for job, _ in jobs:
-        worker.submit(job)
+    submit(worker, *(job for job, _ in jobs))
     for _, reports in jobs:
         probs(reports)
     worker.close()
@@ -100,27 +105,24 @@ def test_a_long_job_does_not_keep_others_waiting(work, digits):
 
 
 def test_labels_are_checked_at_fixed_samples_whatever_else_is_in_the_batch(work, digits):
-    worker = work(wait=0.3)
+    worker = work(wait=0)
     adaptive, reports = make_job(digits[:4], samples=100, error=0.01)
     other, other_reports = make_job(digits[:1], samples=13)
-    for job in (adaptive, other):
-        worker.submit(job)
-    first = reports.get(timeout=20).answers
-    other_reports.get(timeout=20)
+    submit(worker, adaptive, other)
+    first = reports.get(timeout=NEVER).answers
+    other_reports.get(timeout=NEVER)
     assert all(answer.samples % CHECK_EVERY == 0 for answer in first if answer.label_is_decided)
     alone, alone_reports = make_job(digits[:4], samples=100, error=0.01)
     worker.submit(alone)
-    again = alone_reports.get(timeout=20).answers
+    again = alone_reports.get(timeout=NEVER).answers
     assert [answer.samples for answer in again] == [answer.samples for answer in first]
 
 
 def test_what_is_too_much_is_refused_at_once(work, digits):
-    worker = work(queue=3, wait=1.0)
+    worker = work(queue=3, wait=0)
     accepted = [make_job(digits[:1]) for _ in range(3)]
-    for job, _ in accepted:
-        worker.submit(job)
     with pytest.raises(HTTPProblem, match="waiting"):
-        worker.submit(make_job(digits[:1])[0])
+        submit(worker, *(job for job, _ in accepted), make_job(digits[:1])[0])
     for _, reports in accepted:
         probs(reports)
     job, reports = make_job(digits[:5])  # larger than the queue, but alone
@@ -135,8 +137,8 @@ def test_what_nobody_waits_for_is_dropped(work, digits):
     gone.cancelled = True
     for job in (late, gone):
         worker.submit(job)
-    assert isinstance(late_reports.get(timeout=20), TimeoutError)
-    assert isinstance(gone_reports.get(timeout=20), TimeoutError)
+    assert isinstance(late_reports.get(timeout=NEVER), TimeoutError)
+    assert isinstance(gone_reports.get(timeout=NEVER), TimeoutError)
     worker.close()
     assert worker.queued == 0
 
@@ -146,7 +148,7 @@ def test_a_batch_that_fails_takes_nobody_with_it(work, digits, caplog):
     bad, bad_reports = make_job(digits[:1])
     bad.images = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)  # the model takes one channel
     worker.submit(bad)
-    assert isinstance(bad_reports.get(timeout=20), Exception)
+    assert isinstance(bad_reports.get(timeout=NEVER), Exception)
     good, good_reports = make_job(digits[:1])
     worker.submit(good)
     assert probs(good_reports).shape == (1, 10)
@@ -160,7 +162,7 @@ def test_closing_finishes_what_was_accepted(work, digits):
     closing = threading.Thread(target=worker.close)
     closing.start()
     assert all(probs(reports).shape == (1, 10) for _, reports in jobs)
-    closing.join(20)
+    closing.join(NEVER)
     with pytest.raises(HTTPProblem, match="shutting down"):
         worker.submit(make_job(digits[:1])[0])
     assert not worker.ready
@@ -187,7 +189,7 @@ def test_a_client_that_takes_no_reports_gets_no_more(work, digits):
     worker = work(wait=0)
     job, reports = make_job(digits[:1], samples=60, step=2, draws=True)
     worker.submit(job)
-    while (report := reports.get(timeout=20)) and not report.done:
+    while (report := reports.get(timeout=NEVER)) and not report.done:
         pass
     assert job.sent == MOST_UNREAD and job.taken == 0
     drawn = report.draws[0]  # all since the last report: no sample is lost
@@ -199,11 +201,10 @@ def test_a_client_that_takes_no_reports_gets_no_more(work, digits):
 
 def test_the_memory_of_single_samples_is_bounded(work, digits, monkeypatch):
     monkeypatch.setattr(batching, "KEPT", 1000)
-    worker = work(wait=1.0)
+    worker = work(wait=0)
     first, reports = make_job(digits[:1], samples=200, error=0.01)  # alone it may have more: 2,000
-    worker.submit(first)
     with pytest.raises(HTTPProblem, match="memory"):
-        worker.submit(make_job(digits[:1], samples=8, error=0.01)[0])
+        submit(worker, first, make_job(digits[:1], samples=8, error=0.01)[0])
     other, others = make_job(digits[:1])  # one that keeps nothing is welcome
     worker.submit(other)
     assert probs(reports).shape == probs(others).shape == (1, 10)
@@ -225,10 +226,10 @@ def test_the_thread_does_not_die_silently(work, digits, caplog):
         time.sleep(0.01)
     assert worker.healthy and worker.ready
     kill(worker._thread)
-    assert died.wait(20)
+    assert died.wait(NEVER)
     assert not worker.healthy and not worker.ready and worker.queued == 0
     for _, reports in jobs:
-        while isinstance(report := reports.get(timeout=20), Progress):
+        while isinstance(report := reports.get(timeout=NEVER), Progress):
             pass
         assert isinstance(report, HTTPProblem) and "failed" in report.detail
     with pytest.raises(HTTPProblem, match="failed"):

@@ -11,31 +11,16 @@ import pytest
 from calgp.serve import Limits
 from calgp.serve.protocol import HEAD_LINES, PIECES, BoundedConnection
 
-from .conftest import RAW, Connection, png, sampled, serving
+from .conftest import RAW, Connection, metric, png, sampled, serving, until
 
 CLIENT = 1.0  # seconds that the server waits for a client
-LATER = 8.0  # seconds within which what is due after CLIENT has surely happened, on a busy machine
-LIMITS = Limits(client=CLIENT, seconds=20, connections=30, requests=8)
+LIMITS = Limits(client=CLIENT, seconds=1000, samples=10**7, connections=30, requests=8)  # what ends, ends by CLIENT
 
 
 @pytest.fixture(scope="module")
 def address():
     with serving(sampled(), LIMITS) as address:
         yield address
-
-
-def metric(address: str, name: str) -> float:
-    lines = httpx.get(f"{address}/metrics").text.splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
-
-
-def until(condition, seconds: float = LATER) -> float:
-    """Seconds until something is true."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < seconds, "it never came true"
-        time.sleep(0.02)
-    return time.monotonic() - start
 
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
@@ -104,7 +89,7 @@ def test_a_client_that_says_nothing_or_little_is_cut(address):
     with Connection(address) as silent, Connection(address) as slow:
         slow.send(b"GET /healthz HTTP/1.1\r\nHo")
         assert silent.rest() == slow.rest() == b""
-    assert CLIENT * 0.9 < time.monotonic() - start < LATER
+    assert time.monotonic() - start > CLIENT * 0.9
     with Connection(address) as idle:  # after an answer, too
         idle.send(HEAD + b"\r\n")
         assert idle.rest().startswith(b"HTTP/1.1 200")
@@ -120,9 +105,7 @@ def test_silent_clients_do_not_keep_others_out(address):
 def test_a_slow_body_is_refused_in_time(address):
     with Connection(address) as client:
         client.post("/v1/predict", b"\x89PNG", length=1000)
-        start = time.monotonic()
         assert client.rest().startswith(b"HTTP/1.1 408 ")
-        assert time.monotonic() - start < LATER
     until(lambda: metric(address, "calgp_open_requests") == 0)
 
 
@@ -133,13 +116,13 @@ def test_a_client_that_never_reads_its_stream_holds_nothing(address, digits):
         b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n%s\r\n' % png(digits[row % 24])
         for row in range(32)
     )
-    clients = [Connection(address, receive_buffer=4096) for _ in range(4)]
+    clients = [Connection(address, receive_buffer=4096) for _ in range(2)]
     for client in clients:
         client.post(
-            "/v1/predict/stream?samples=1000&every=1", body + b"--x--\r\n", kind="multipart/form-data; boundary=x"
+            "/v1/predict/stream?samples=10000000&every=1", body + b"--x--\r\n", kind="multipart/form-data; boundary=x"
         )
-    until(lambda: metric(address, "calgp_open_requests") == 4)
-    until(lambda: metric(address, "calgp_open_requests") == 0, seconds=LIMITS.seconds)
+    until(lambda: metric(address, "calgp_open_requests") == 2)
+    until(lambda: metric(address, "calgp_open_requests") == 0)
     assert metric(address, "calgp_queue_images") == 0
     response = httpx.post(f"{address}/v1/predict?samples=2", content=png(digits[0]), headers=RAW)
     assert response.status_code == 200
@@ -149,11 +132,12 @@ def test_a_client_that_never_reads_its_stream_holds_nothing(address, digits):
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/stream"])
 def test_a_client_that_leaves_frees_its_place_at_once(address, digits, path):
+    """Long before its samples are drawn."""
     client = Connection(address)
-    client.post(f"{path}?samples=1000", png(digits[0]))
+    client.post(f"{path}?samples=10000000", png(digits[0]))
     until(lambda: metric(address, "calgp_queue_images") == 1)
     client.close()
-    assert until(lambda: metric(address, "calgp_queue_images") == 0) < LATER
+    until(lambda: metric(address, "calgp_queue_images") == 0)
     until(lambda: metric(address, "calgp_open_requests") == 0)
 
 
@@ -174,9 +158,13 @@ def test_a_client_that_leaves_in_its_body_is_no_error(address, caplog):
 
 
 def test_tiny_pieces_do_not_stop_the_event_loop(address):
-    """A body of a million pieces would keep the loop for ten seconds."""
-    slowest = 0.0
-    done = threading.Event()
+    """A body of a million pieces would keep the loop for ten seconds: a million times what one costs here and now."""
+    slowest, alone, done = 0.0, time.monotonic(), threading.Event()
+    parser = h11.Connection(h11.SERVER)
+    parser.receive_data(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000)
+    while parser.next_event() is not h11.NEED_DATA:
+        pass
+    a_million = (time.monotonic() - alone) * 50
 
     def attack() -> None:
         with Connection(address) as client:
@@ -191,4 +179,4 @@ def test_tiny_pieces_do_not_stop_the_event_loop(address):
             start = time.monotonic()
             assert client.get(f"{address}/healthz").status_code == 200
             slowest = max(slowest, time.monotonic() - start)
-    assert slowest < 2.0  # on a busy machine; the attack itself takes longer where it is let in
+    assert slowest < a_million / 2

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -185,9 +186,10 @@ def test_minutes_become_steps_that_a_resumed_run_keeps(tmp_path, fabric, monkeyp
 @pytest.mark.slow
 def test_a_budget_in_minutes_ends_about_there(tmp_path, fabric):
     run = from_json(TINY | {"train_size": 100, "minutes": 0.05})
-    trained = train_run(run, RunFolder(tmp_path / "run"), fabric)
-    steps, seconds = trained.card.run.steps, trained.folder.train_seconds()
-    assert steps > 1 and seconds < 3 * 3  # a machine that others use may be three times as slow as it was at first
+    clock = time.process_time()
+    steps = train_run(run, RunFolder(tmp_path / "run"), fabric).card.run.steps
+    # of this processor, not of the clock: others may take it away once the steps have been counted
+    assert steps > 1 and time.process_time() - clock < 2 * 3
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -19,6 +17,7 @@ from calgp.runs.build import build
 from calgp.training import fit, train_run
 from calgp.training.loop import make_optimiser, order
 from folders import metadata, tensors
+from forked import Started
 from small_run import small
 
 
@@ -329,28 +328,14 @@ def test_an_interrupted_sparse_process_resumes_without_starting_again(tmp_path, 
 @pytest.mark.slow
 def test_ctrl_c_on_the_command_line_saves_and_says_how_to_resume(tmp_path):
     """A real process, a real SIGINT, at whatever moment it comes."""
-    command = [
-        sys.executable,
-        "-m",
-        "calgp",
-        "train",
-        "--out",
-        "run",
-        "--train-size",
-        "1000",
-        "--holdout",
-        "0",
-        "--epochs",
-        "500",
-    ]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "log.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert re.search(r"Stopped after step \d+ of 5000. Go on with: calgp train --resume run", error)
+    options = "--out run --backbone lenet --train-size 1000 --holdout 0 --epochs 500"
+    with Started("-m", "calgp", "train", *options.split(), cwd=tmp_path) as process:
+        while not (tmp_path / "run" / "log.jsonl").exists():
+            assert process.poll() is None, process.printed
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 1
+        assert re.search(r"Stopped after step \d+ of 5000. Go on with: calgp train --resume run", process.printed)
     assert RunFolder(tmp_path / "run").interrupted
 
 

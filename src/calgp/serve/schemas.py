@@ -70,7 +70,10 @@ class Asked(BaseModel):
 
 
 class AskedStream(Asked):
-    every: int | None = Field(None, ge=1, description="Samples between two lines; samples / 25 unless given.")
+    every: int | None = Field(
+        None, ge=1, description="Samples between two lines; samples / 25 unless given. A client that takes lines more "
+        "slowly than they are made gets fewer.",
+    )  # fmt: skip
     draws: bool = Field(False, description="Also the probabilities of each single sample.")
 
 
