@@ -49,8 +49,8 @@ class LastLayer:
             )
         if isinstance(network, torch.jit.ScriptModule) or any(each.is_meta for each in network.parameters()):
             raise CalgpError(
-                "The network is scripted or traced, or its weights are on the device 'meta': give the nn.Module itself, "
-                "with its weights loaded."
+                "The network is scripted or traced, or its weights are on the device 'meta': give the nn.Module "
+                "itself, with its weights loaded."
             )
         seen, output = _watched(network, x[:4], _linear_layers(network))
         given = _logits(output)
