@@ -328,10 +328,15 @@ def rows_of(network: nn.Module, upgraded: UpgradedClassifier, held: Pair, test: 
 
 
 def auroc_rows(upgraded: UpgradedClassifier, test: Pair, images: Images) -> Iterator[str]:
-    inside, names = upgraded.scored(*upgraded.network(test[0])).outlier_scores, upgraded.outlier_names
+    def scores(x: Tensor) -> Tensor:
+        found = upgraded.scored(*upgraded.network(x)).outlier_scores
+        assert found is not None  # noqa: S101 (for the type checker)
+        return found
+
+    inside = scores(test[0])
     for name, x in images.outside().items():
-        other = upgraded.scored(*upgraded.network(x)).outlier_scores
-        found = {each: metrics.ood(inside[:, at], other[:, at]).auroc for at, each in enumerate(names)}
+        other = scores(x)
+        found = {each: metrics.ood(inside[:, at], other[:, at]).auroc for at, each in enumerate(upgraded.outlier_names)}
         plain, mine = found["network-confidence"], found["combined"]
         rest = ", ".join(f"{score} {auroc:.3f}" for score, auroc in found.items())
         yield f" {'! ' if mine <= plain else '  '} {name:22} {plain:.3f} → {mine:.3f} ({rest})"

@@ -144,7 +144,7 @@ def describe(
     """
     seen, like = list[Tensor](), next(last.network.parameters())
     parallel = isinstance(last.network, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    network, device = last.network.module if parallel else last.network, like.device
+    network, device = last.network.get_submodule("module" if parallel else ""), like.device
 
     def give(x: Tensor) -> list[Tensor]:
         seen.clear()
