@@ -3,12 +3,13 @@
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import calgp
 from calgp import CalgpError
@@ -163,9 +164,42 @@ def test_arrays_are_taken_as_tensors_are(network):
     assert given[0].fitted == given[1].fitted == given[2].fitted
 
 
+class Samples(Dataset):
+    """What a data set gives one by one, made of an input and its label."""
+
+    def __init__(self, make):
+        self.pairs, self.make = list(zip(*blobs(200, 1), strict=True)), make
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, place):
+        return self.make(*self.pairs[place])
+
+
+def test_lists_of_labels_and_dictionaries_are_taken_as_pairs_are(network):
+    x, y = blobs(200, 1)
+    named = Samples(lambda x, y: {"label": int(y), "image": x})
+    forms = [(x, y), (x, y.tolist()), {"x": x, "y": y}, named, DataLoader(named, 50), [(x, y.tolist())]]
+    forms.append(Samples(lambda x, y: (x.numpy(), int(y), "more")))
+    found = [calgp.upgrade(network, data).predict(x.numpy()).probs for data in forms]
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0])
+
+
+def test_weights_that_are_not_finite_are_named(network):
+    for place, value in (("0.weight", float("nan")), ("2.bias", float("inf"))):
+        failed = copy.deepcopy(network)
+        with torch.no_grad():
+            failed.get_parameter(place).view(-1)[0] = value
+        with pytest.raises(CalgpError, match=f"its weights '{place}' are not finite"):
+            calgp.upgrade(failed, blobs(200, 1))
+
+
 @pytest.mark.parametrize(
     "network, message",
     [
+        (nn.Linear(10, 3, device="meta"), "give the nn.Module itself, with its weights loaded"),
         (lambda x: x, "must be an nn.Module with parameters, not function"),
         (nn.Flatten(), "must be an nn.Module with parameters, not Flatten"),
         (nn.Linear(10, 1), r"If it has one logit for two classes, put nn.Linear\(d, 2\)"),
@@ -196,7 +230,11 @@ def test_the_network_is_left_alone(network):
         (lambda x, y: (x, F.one_hot(y)), {}, r"Take y.argmax\(1\) of one-hot labels"),
         (lambda x, y: (x * float("nan"), y), {}, "no finite numbers"),
         (lambda x, y: [x], {}, "a whole number as the label"),
-        (lambda x, y: [{"x": x}], {}, "A batch must be"),
+        (lambda x, y: [{"x": x}], {}, "there is a dictionary of x. Make pairs"),
+        (lambda x, y: (x, ["cat"] * 200), {}, "a whole number as the label of each input, .N.; there are list"),
+        (lambda x, y: (x, np.array(["cat"] * 200)), {}, "there are <U3 .200."),
+        (lambda x, y: list(zip(x, y.tolist(), strict=True)), {}, "single images, not batches"),
+        (lambda x, y: Samples(lambda x, y: (x[: int(y) + 1], y)), {}, "do not make a batch"),
         (lambda x, y: (x[:, :4], y), {}, "cannot take inputs"),
         (lambda x, y: (x[:20], y[:20]), {}, "needs at least 19 held-out"),
         (lambda x, y: (x, y), {"share": 1.0}, "Invalid share=1"),

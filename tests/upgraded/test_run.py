@@ -79,6 +79,19 @@ def test_loaded_from_its_folder_it_predicts_as_before(upgraded, folder):
     torch.testing.assert_close(alone.probs[0], found.probs[7], rtol=0, atol=1e-6)
 
 
+def test_a_parallel_network_is_saved_as_the_one_inside(upgraded, tmp_path):
+    images, inner = load("digits", "test"), upgraded.network.network
+    parallel = nn.DataParallel(inner)
+    x = (images.pixels() - MEAN[0]) / STD[0]
+    found = calgp.upgrade(parallel, (x[:100], images.y[:100]), classes=images.classes)
+    found.save(tmp_path / "parallel", mean=MEAN, std=STD)
+    expected = found.predict(x[100:120]).probs
+    torch.testing.assert_close(
+        calgp.load(tmp_path / "parallel").predict(images.pixels()[100:120]).probs, expected, rtol=0, atol=1e-5
+    )
+    assert not inner.training and {each.device.type for each in inner.parameters()} == {"cpu"}
+
+
 def test_commands_take_it_evaluate_report_predict_and_verify(folder, tmp_path):
     command = CliRunner().invoke
     found = command(app, ["evaluate", str(folder), "--json"])

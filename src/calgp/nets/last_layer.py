@@ -47,10 +47,15 @@ class LastLayer:
                 f"A trained network must be an nn.Module with parameters, not {type(network).__name__}; put a module "
                 "around a function, with the layers that it calls."
             )
+        if isinstance(network, torch.jit.ScriptModule) or any(each.is_meta for each in network.parameters()):
+            raise CalgpError(
+                "The network is scripted or traced, or its weights are on the device 'meta': give the nn.Module "
+                "itself, with its weights loaded."
+            )
         seen, output = _watched(network, x[:4], _linear_layers(network))
         given = _logits(output)
-        if given.isnan().any():
-            raise CalgpError(NOT_FINITE)
+        if not given.isfinite().all():
+            raise CalgpError(_why_not_finite(network))
         found = [each for each, calls in seen.items() if len(calls) == 1 and _gives(calls[0].logits, given)]
         if not found or name not in (None, *found):
             called = ", ".join([*seen][-3:]) or "none"
@@ -114,6 +119,17 @@ def _watched(network: nn.Module, x: Tensor, layers: Mapping[str, nn.Linear]) -> 
         for handle in handles:
             handle.remove()
     return seen, output
+
+
+def _why_not_finite(network: nn.Module) -> str:
+    """Whether weights or inputs are to blame."""
+    bad = [name for name, each in network.named_parameters() if not each.isfinite().all()]
+    if not bad:
+        return NOT_FINITE
+    return (
+        f"The network gives logits that are no finite numbers: its weights {bad[0]!r} are not finite. Its training has "
+        "failed; take weights from before."
+    )
 
 
 def _logits(output: Any) -> Tensor:

@@ -137,13 +137,15 @@ def describe(
     It is run beside the network before it is given away, and refused if they differ.
     """
     seen, like = list[Tensor](), next(last.network.parameters())
+    parallel = isinstance(last.network, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    network, device = last.network.get_submodule("module" if parallel else ""), like.device
 
     def give(x: Tensor) -> list[Tensor]:
         seen.clear()
-        last.network(x.to(like.dtype))
+        network(x.to(like.dtype))
         return seen
 
-    module = FromPixels(last.network, mean or [0.0] * shape[0], std or [1.0] * shape[0], give).to(like.device)
+    module = FromPixels(network, mean or [0.0] * shape[0], std or [1.0] * shape[0], give).to(like.device)
     x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
     training = {each: each.training for each in last.network.modules()}
 
@@ -155,6 +157,7 @@ def describe(
         return describe_module(module, x, 2, "Save a .safetensors file instead, which needs the network again.")
     finally:
         handle.remove()
+        last.network.to(device)  # torch has followed it on the CPU
         for each, was in training.items():
             each.training = was
 

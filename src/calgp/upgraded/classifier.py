@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -105,8 +106,9 @@ class UpgradedClassifier:
     def classes(self) -> tuple[str, ...]:
         return self.fitted.classes
 
-    def predict(self, x: Tensor) -> Prediction:
+    def predict(self, x: Tensor | np.ndarray) -> Prediction:
         """What inputs show, and how certain that is: x is what the network takes, [N, …]."""
+        x = torch.as_tensor(x) if isinstance(x, np.ndarray) else x
         if not isinstance(x, Tensor) or x.dim() < 2 or not len(x):
             raise CalgpError("Give inputs as a tensor [N, …], as the network takes them.")
         found = [self.network(part) for part in x.split(BATCH)]
