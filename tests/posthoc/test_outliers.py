@@ -254,21 +254,6 @@ def test_ordinary_scatter_of_features_moves_combined_little_and_their_tails_all_
     assert added[-1].item() == pytest.approx(sum(each[-1].item() for each in unusual) - 3 * math.log(10), rel=1e-4)
 
 
-def test_only_the_most_unusual_score_of_features_may_count():
-    x, y = clusters(n=400)
-    entropy = torch.rand(400, generator=torch.Generator().manual_seed(3))
-    score = Combined.of(x, y, entropy, share=0.3, counted=1)
-    z = torch.cat([x[:200], x[:20] + 2])
-    given = Predictive.of(torch.tensor([[[0.8, 0.2]] * len(z)]).log())
-    found = (given.entropy.double(), *(score.parts()[name].score(z) for name in FEATURES))
-    unsure, *unusual = (surprise(*pair) for pair in zip(score.unseen, found, strict=True))
-    shares = [np.exp(-each.numpy()) for each in (unsure, torch.stack(unusual).amax(0))]
-    np.testing.assert_allclose(score.score(z, given), reference.combined_outlier_score(*shares, noticed=0.3))
-    torch.testing.assert_close(score.elementary(z, given), score.score(z, given))
-    again = from_state("combined", score.settings(), score.tensors())
-    assert again.score(z, given).equal(score.score(z, given))
-
-
 def test_direction_is_the_density_of_unit_vectors_and_log_lengths():
     x, y = clusters(n=300)
     test, _ = clusters(n=50, seed=1)

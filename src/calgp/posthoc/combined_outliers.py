@@ -27,9 +27,6 @@ class Combined(OutlierScore):
     Near the data the entropy tells most, and ordinary scatter of the features must not hide it; far away the features
     do. So a share a = 0.1 of the outliers is expected to have unusual features: what a tenth of the ordinary inputs
     exceed counts little, what none exceeds counts in full. With a = 1 it is Fisher's combination.
-
-    The three depend on each other: an ordinary input with odd features is odd to all of them. With `counted` = 1 only
-    the most unusual of the three is added, so that such an input does not count three times.
     """
 
     name = "combined"
@@ -54,7 +51,6 @@ class Combined(OutlierScore):
     direction_log_prior: Float[Tensor, "C"] | None = None
     direction_log_volume: float = 0.0
     direction_shrinkage: float = 0.0
-    counted: int = 3  # how many scores of features count, the most unusual ones
 
     @classmethod
     def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"]) -> "Combined":
@@ -72,8 +68,6 @@ class Combined(OutlierScore):
         unseen: Float[Tensor, "n d"] | None = None,
         *,
         folds: int = 5,
-        share: float = SHARE,
-        counted: int = 3,
     ) -> "Combined":
         """Fitted on training features; `entropy` and features `unseen` are of ordinary inputs that were left out.
 
@@ -91,9 +85,7 @@ class Combined(OutlierScore):
         if not scores.shape[1] or not scores.isfinite().all():
             raise CalgpError("Ordinary inputs have finite scores, and there must be some; these are none.")
         more = {f"direction_{key}": value for key, value in vars(direction).items()}
-        return cls(
-            **vars(neighbours) | vars(density) | more, unseen=scores.sort(dim=1).values, share=share, counted=counted
-        )
+        return cls(**vars(neighbours) | vars(density) | more, unseen=scores.sort(dim=1).values, share=SHARE)
 
     def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
         found = [Entropy().score(None, predictive).cpu(), *(each.score(features) for each in self._features())]
@@ -117,8 +109,7 @@ class Combined(OutlierScore):
     def _combined(self, surprises: list[Tensor]) -> Tensor:
         unsure, *unusual = surprises
         # log(1 − a + a eˢ) = s + log(a + (1 − a) e⁻ˢ), which does not overflow
-        added = torch.stack([s + (self.share + (1 - self.share) * (-s).exp()).log() for s in unusual])
-        return unsure + added.topk(min(self.counted, len(added)), dim=0).values.sum(0)
+        return unsure + sum(s + (self.share + (1 - self.share) * (-s).exp()).log() for s in unusual)
 
     def _features(self) -> tuple[OutlierScore, ...]:
         if self.direction_whiten is None:

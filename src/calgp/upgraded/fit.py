@@ -29,7 +29,6 @@ from calgp.upgraded.fixed_mean import POSTERIORS, candidates
 from calgp.upgraded.labelled_data import Collected, Data, collected
 
 Uncertainty = Literal["laplace", "gp"]
-NOTICED = 0.3  # share of the outliers that one of the three scores of features is expected to notice
 ROWS = 500  # of a hold-out that choose a Gaussian process, however many classes there are
 
 
@@ -193,8 +192,7 @@ def _fitted(
     upgraded = UpgradedClassifier(last, found, posterior, MaximumProbability())
     if outliers == Combined.name:
         entropy = Entropy().score(None, upgraded.predictive(fitting.c, fitting.f))
-        unseen = None if trained is None else fitting.c
-        upgraded.outlier = Combined.of(seen.c, seen.y, entropy, unseen, share=NOTICED, counted=1)
+        upgraded.outlier = Combined.of(seen.c, seen.y, entropy, None if trained is None else fitting.c)
     else:
         upgraded.outlier = outlier_scores.find(outliers).fit(seen.c, seen.y)
     upgraded.fitted = replace(found, settings=upgraded.outlier.settings())
