@@ -1,7 +1,7 @@
 """Kernel, σ², spread and temperature of a `GPClassifier`: those with the best likelihood of left-out rows."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from calgp.posthoc.calibration import Temperature
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
 MIDDLE = 6000  # training rows on which σ² is chosen, if there are more
 HELD_OUT = 5000  # rows at most that are left out of so many
+COMPARED = 1000  # of them at most on which all spreads and σ² are looked at
 ROUGHLY = 1e-2  # where the mode only compares
 FEWEST = 20  # training rows that can tell one kernel from another
 FOLDS, SEARCH_FOLDS = 5, 3
@@ -65,7 +66,7 @@ def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ..
                 return each.mnll
         _, phi = Basis.exact(kernel, Inputs.fit(transform, x)(x))
         first = tried[-1].variance if tried else 10.0
-        variance, mnll, _ = _best_variance(_split(phi, y, _folds(y, SEARCH_FOLDS)), classes, first)
+        variance, mnll = _best_variance(_split(phi, y, _folds(y, SEARCH_FOLDS)), classes, first)
         tried.append(Choice(transform, kernel, variance, mnll))
         return mnll
 
@@ -98,12 +99,6 @@ def _folds(y: Tensor, count: int) -> list[Tensor]:
     return [number == fold for fold in range(count)]
 
 
-def _best_above(values: tuple[float, ...], first: float, score: Callable[[float], float]) -> float:
-    """The value with the lowest score of `first` and the two above it."""
-    place = values.index(first)
-    return min(values[place : place + 3], key=score)
-
-
 class _Split(NamedTuple):
     """Rows that teach, and rows that are left out, with their labels."""
 
@@ -117,17 +112,11 @@ def _split(phi: Tensor, y: Tensor, folds: list[Tensor]) -> list[_Split]:
     return [_Split(phi[~fold], y[~fold], phi[fold], y[fold]) for fold in folds]
 
 
-def _best_variance(
-    splits: list[_Split],
-    classes: int,
-    first: float,
-    starts: Sequence[Mode | None] = (),
-    choose: Callable[[tuple[float, ...], float, Callable[[float], float]], float] = _climb,
-) -> tuple[float, float, list[Mode | None]]:
-    """σ² and the mean negative log-likelihood of left-out rows at the mode, at its best temperature; and the modes."""
+def _best_variance(splits: list[_Split], classes: int, first: float) -> tuple[float, float]:
+    """σ² and the mean negative log-likelihood of left-out rows at the mode, at its best temperature."""
     order = torch.cat([split.out_y for split in splits])
-    modes: list[Mode | None] = [*starts] or [None] * len(splits)
-    found: dict[float, tuple[float, list[Mode | None]]] = {}
+    modes: list[Mode | None] = [None] * len(splits)
+    found: dict[float, float] = {}
 
     def score(variance: float) -> float:
         for place, (phi, y, _, _) in enumerate(splits):
@@ -135,12 +124,11 @@ def _best_variance(
         log_probs = torch.cat(
             [mode(split.out).log_softmax(1) for mode, split in zip(modes, splits, strict=True) if mode]
         )
-        mnll = _mnll((log_probs / _temperature(log_probs, order)).log_softmax(1), order)
-        found[variance] = mnll, [*modes]
-        return mnll
+        found[variance] = _mnll((log_probs / _temperature(log_probs, order)).log_softmax(1), order)
+        return found[variance]
 
-    best = choose(VARIANCES, first, score)
-    return best, *found[best]
+    best = _climb(VARIANCES, first, score)
+    return best, found[best]
 
 
 def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple[Choice, Tensor]:
@@ -152,7 +140,7 @@ def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple
         mode = find_mode(phi, y, classes, found.variance)
         return found, _entropy(mode(phi).log_softmax(1))
     folds = _folds(y, FOLDS)
-    variance, _, _ = _best_variance(_split(phi, y, folds), classes, found.variance)
+    variance, _ = _best_variance(_split(phi, y, folds), classes, found.variance)
     mean, spread = phi.new_empty(len(y), classes), phi.new_empty(len(y))
     for fold in folds:
         mode = find_mode(phi[~fold], y[~fold], classes, variance)
@@ -166,45 +154,54 @@ def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple
 def hold_out(
     basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, found: Choice
 ) -> tuple[Choice, Tensor, Mode]:
-    """The same of a process that only some rows carry, and the mode without the last rows, which are left out."""
+    """The same of a process that only some rows carry, and the mode without the last rows, which are left out.
+
+    σ² is compared on some rows, by what is predicted in the end: at the mode alone, smaller values look better.
+    """
     kept = len(y) - min(len(y) // 5, HELD_OUT)
-    few = _Split(phi[: min(kept, MIDDLE)], y[: min(kept, MIDDLE)], phi[kept:], y[kept:])
-    variance, _, start = _best_variance([few], classes, found.variance)
-    rows = _Split(phi[:kept], y[:kept], phi[kept:], y[kept:])  # more rows can bear more variance
-    variance, _, (mode,) = _best_variance([rows], classes, variance, start, _best_above)
-    assert mode is not None  # noqa: S101 (for the type checker)
-    process = VectorGP.fit(basis, phi[:kept], mode, variance)
-    latents = [process.latent(part) for part in parts(u[kept:], len(basis.inducing))]
-    mean, spread = (
-        torch.cat(each) for each in zip(*((p.mean[0], p.marginal_variance[0, :, 0]) for p in latents), strict=True)
-    )
-    return *_calibrated(replace(found, variance=variance), mean, spread, y[kept:]), process.mode
+    few, compared = slice(0, min(kept, MIDDLE)), slice(kept, kept + COMPARED)
+    mode: Mode | None = None
+
+    def fitted(variance: float, rows: slice, out: slice) -> tuple[Mode, Choice, Tensor]:
+        start = find_mode(phi[rows], y[rows], classes, variance, start=mode, tolerance=ROUGHLY)
+        process = VectorGP.fit(basis, phi[rows], start, variance)
+        latents = [process.latent(part) for part in parts(u[out], len(basis.inducing))]
+        mean, spread = (
+            torch.cat(each) for each in zip(*((p.mean[0], p.marginal_variance[0, :, 0]) for p in latents), strict=True)
+        )
+        return process.mode, *_calibrated(replace(found, variance=variance), mean, spread, y[out])
+
+    def score(variance: float) -> float:
+        nonlocal mode
+        mode, choice, _ = fitted(variance, few, compared)
+        return choice.mnll or 0.0
+
+    variance = _climb(VARIANCES, found.variance, score)
+    mode, choice, entropy = fitted(variance, slice(0, kept), slice(kept, None))
+    return choice, entropy, mode
 
 
 def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Choice, Tensor]:
     """The spread and the temperature with which the mean and the variance of f at left-out rows predict best.
 
-    And the entropy of these rows.
+    And the entropy of these rows. The likelihood may have two maxima, much spread with a low temperature and little
+    with one near 1: some rows look at the whole range, all of them at what lies around the best.
     """
-    tried: dict[float, tuple[Choice, Tensor]] = {}
 
-    def score(spread: float) -> float:
-        wide = (spread * variance)[:, None].expand_as(mean)
-        pairs = zip(*(parts(each, numbers(mean.shape[1])) for each in (mean, wide)), strict=True)
+    def at(spread: float, rows: slice) -> tuple[Choice, Tensor]:
+        wide = (spread * variance[rows])[:, None].expand_as(mean[rows])
+        pairs = zip(*(parts(each, numbers(mean.shape[1])) for each in (mean[rows], wide)), strict=True)
         log_probs = torch.cat([log_average(Latent(m[None], v[None])) for m, v in pairs])
-        temperature = _temperature(log_probs, y)
+        temperature = _temperature(log_probs, y[rows])
         log_probs = (log_probs / temperature).log_softmax(1)
-        mnll = _mnll(log_probs, y)
-        choice = replace(found, mnll=mnll, spread=spread, temperature=temperature)
-        tried[spread] = choice, _entropy(log_probs)
-        return mnll
+        choice = replace(found, mnll=_mnll(log_probs, y[rows]), spread=spread, temperature=temperature)
+        return choice, _entropy(log_probs)
 
-    coarse = SPREADS[::2]  # the likelihood may have two maxima: much spread with a low temperature, and little
-    best = SPREADS.index(min(coarse, key=score))
-    for neighbour in {max(best - 1, 0), min(best + 1, len(SPREADS) - 1)} - {best}:
-        score(SPREADS[neighbour])
-    least = min(choice.mnll or math.inf for choice, _ in tried.values())
-    return tried[max(spread for spread, (choice, _) in tried.items() if (choice.mnll or 0.0) <= (1 + CLEARLY) * least)]
+    some = slice(0, COMPARED)
+    best = SPREADS.index(min(SPREADS[::2], key=lambda spread: at(spread, some)[0].mnll or 0.0))
+    around = [at(spread, slice(None)) for spread in SPREADS[max(best - 1, 0) : best + 2]]
+    least = min(choice.mnll or 0.0 for choice, _ in around)
+    return next(each for each in around if (each[0].mnll or 0.0) <= (1 + CLEARLY) * least)  # the largest of the best
 
 
 def _temperature(log_probs: Tensor, y: Tensor) -> float:
