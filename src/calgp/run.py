@@ -23,7 +23,7 @@ else:
 MODEL, IMAGES, TRAINING = "Model", "Images", "Training"  # the panels of `calgp train --help`
 WHOLE = Interval(1, 1e12)
 SEED = Interval(0, 2**63, open=")")
-EPOCHS, STEPS = 30, (1000, 20_000)  # of a run that names no budget: so many epochs, within these limits
+EPOCHS, STEPS = 30, (1000, 30_000)  # of a run that names no budget: so many epochs, within these limits
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Run:
     )  # fmt: skip
     epochs: float | None = option(
         None, "Passes over the training images.", within=POSITIVE,
-        default_text="30, but 1,000 to 20,000 steps in all", example=30.0, group=TRAINING,
+        default_text="30, of colour images 60, but 1,000 to 30,000 steps in all", example=30.0, group=TRAINING,
     )  # fmt: skip
     steps: int | None = option(
         None, "Optimiser steps, instead of epochs.", within=WHOLE, default_text="by epochs", example=1000,
@@ -173,15 +173,18 @@ class Run:
         if isinstance(self.class_weights, tuple) and not sum(self.class_weights):
             raise CalgpError(f"Invalid class_weights={self.class_weights}: must not be all 0.")
 
-    def total_steps(self, n: int) -> int:
-        """Optimiser steps for n training images; the last batch of an epoch may be smaller."""
+    def total_steps(self, n: int, *, epochs: float = EPOCHS) -> int:
+        """Optimiser steps for n training images; the last batch of an epoch may be smaller.
+
+        `epochs`: those of a run that names no budget.
+        """
         if self.steps is not None:
             return self.steps
         epoch = math.ceil(n / self.batch_size)
         if self.epochs is not None:
             return math.ceil(self.epochs * epoch)
         least, most = STEPS
-        return min(max(EPOCHS * epoch, least), most)
+        return min(max(math.ceil(epochs * epoch), least), most)
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """A pure function of the step, so that resuming needs no schedule state."""

@@ -75,6 +75,7 @@ def test_everything_that_is_open_is_decided_by_the_images():
     found = resolved(run, colours)
     assert (found.backbone, found.holdout, found.augment, found.crop) == (Compact(), 0.0, ("crop",), 4)
     assert (found.steps, found.calibration) == (1000, False)
+    assert resolved(run, TrainingData.cut(coloured(2500), run)).steps == 60 * 23  # epochs of 2,250 images
     assert resolved(from_json({"augment": ["flip"]}), colours).backbone == Compact(mirror=True)
     assert resolved(run, TrainingData.cut(coloured(8, side=16), run)).augment == ("crop",)
     assert resolved(run, TrainingData.cut(coloured(8, side=15), run)).augment == ()

@@ -13,7 +13,7 @@ from lightning_fabric import Fabric
 from calgp.data import Images
 from calgp.gp import Bound
 from calgp.nets import Task, program_features
-from calgp.run import Run
+from calgp.run import EPOCHS, Run
 from calgp.runs.build import build
 from calgp.runs.environment import computes_in_bf16
 from calgp.runs.folder import RunFolder
@@ -25,6 +25,7 @@ from calgp.training.loop import fit, make_optimiser
 CROPPED = 16  # pixels: smaller images are not moved by default
 FLIPPED = 28  # pixels: of smaller images a mirror is not asked
 WARM_UP, TIMED = 2, 10  # steps that are made to learn how long one takes
+COLOUR_EPOCHS = 60  # of a run that names no budget, of colour images, which take longer to learn
 FORWARD = 0.4  # of a step is a pass without gradients, and a little for the head
 LONG_STEPS, LONG_MINUTES = 10_000, 20.0  # from which a training is in bf16-mixed by default
 RESERVE = 0.95  # of the minutes are for steps; the rest for scores of the hold-out
@@ -48,6 +49,7 @@ def resolved(run: Run, data: TrainingData) -> Run:
     """
     task, held_out = task_of(data.train), data.held_out is not None
     open_budget = run.steps is None and run.epochs is None and run.minutes is None
+    epochs = COLOUR_EPOCHS if task.channels == 3 else EPOCHS
     augment = augmentation(data.train) if run.augment == ("auto",) else run.augment
     calibrates = run.method.is_calibrated and held_out and not run.method.calibrator
     return replace(
@@ -57,7 +59,7 @@ def resolved(run: Run, data: TrainingData) -> Run:
         holdout=(0.1 if held_out else 0.0) if run.holdout is None else run.holdout,
         augment=augment,
         crop=max(task.height, task.width) // 8 or 1 if run.crop is None else run.crop,
-        steps=run.total_steps(len(data.train)) if open_budget else run.steps,
+        steps=run.total_steps(len(data.train), epochs=epochs) if open_budget else run.steps,
         calibration=calibrates if run.calibration is None else run.calibration,
     )
 
