@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from calgp.embeddings.hyperparameters import FEWEST, Choice, cross_validate, hold_out, search
+from calgp.embeddings.hyperparameters import FEWEST, Choice, cross_validate, final, hold_out, search
 from calgp.embeddings.inputs import Inputs, parts
 from calgp.embeddings.prediction import average, numbers
 from calgp.errors import CalgpError
@@ -194,6 +194,8 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
     def _fit(self, x: Tensor, y: Tensor) -> None:
         classes = len(self.classes_)
         found, self.tried_ = search(x, y, classes)
+        if len(x) > max(self.inducing, FEWEST):
+            found = final(x, y, classes, found, self.tried_, self.inducing)
         self.inputs_ = Inputs.fit(found.transform, x)
         u = torch.cat([self.inputs_(part) for part in parts(x, x.shape[1])])
         if len(u) <= max(self.inducing, FEWEST):

@@ -1,7 +1,7 @@
 """Kernel, σ², spread and temperature of a `GPClassifier`: those with the best likelihood of left-out rows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_m
 from calgp.posthoc.calibration import Temperature
 
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
-MIDDLE = 6000  # training rows on which σ² is chosen, if there are more
+MIDDLE = 6000  # training rows on which the best kernels and σ² are compared again, if there are more
 HELD_OUT = 5000  # rows at most that are left out of so many
 COMPARED = 1000  # of them at most on which all spreads and σ² are looked at
 ROUGHLY = 1e-2  # where the mode only compares
@@ -53,10 +53,7 @@ def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ..
     radial = VectorKernel(radial=1.0, lengthscale=1.0)
     if len(x) < FEWEST:
         return Choice("plain", radial, 10.0), ()
-    if classes > SEARCHED_CLASSES:  # the cost grows with them: some, evenly spaced, tell as much
-        some = torch.linspace(0, classes - 1, SEARCHED_CLASSES).long()
-        rows = torch.isin(y, some)
-        x, y, classes = x[rows], torch.searchsorted(some, y[rows]), SEARCHED_CLASSES
+    x, y, classes = _some_classes(x, y, classes)
     x, y = x[:SEARCHED], y[:SEARCHED]
     tried: list[Choice] = []
 
@@ -76,6 +73,37 @@ def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ..
     score(transform, VectorKernel(linear=0.5, radial=0.5, lengthscale=lengthscale / 2**0.5))
     score(transform, VectorKernel(linear=1.0))
     return min(tried, key=lambda each: each.mnll or 0.0), tuple(tried)
+
+
+def final(x: Tensor, y: Tensor, classes: int, found: Choice, tried: Sequence[Choice], inducing: int) -> Choice:
+    """Of the straight, the bent and the mixed kernel that were best on few rows, the one that is best on more of them.
+
+    Where rows are few a straight line is often enough; with more of them a process that can bend gains more.
+    """
+    x, y, classes = _some_classes(x, y, classes)
+    x, y = x[: MIDDLE + COMPARED], y[: MIDDLE + COMPARED]
+    kept = len(y) - min(len(y) // 5, COMPARED)
+    u = Inputs.fit(found.transform, x)(x)
+    finalists: dict[tuple[bool, bool], Choice] = {}
+    for each in sorted(tried, key=lambda each: each.mnll or 0.0):
+        if each.transform == found.transform:
+            finalists.setdefault((each.kernel.linear > 0, each.kernel.radial > 0), each)
+    played: list[Choice] = []
+    for each in finalists.values():
+        _, phi = Basis.of(each.kernel, u[:inducing].clone(), u)
+        split = _Split(phi[:kept], y[:kept], phi[kept:], y[kept:])
+        variance, mnll = _best_variance([split], classes, each.variance)
+        played.append(replace(each, variance=variance, mnll=mnll))
+    return min(played, key=lambda each: each.mnll or 0.0)
+
+
+def _some_classes(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, int]:
+    """Rows of some classes, evenly spaced, if there are many: the cost grows with them, and some tell as much."""
+    if classes <= SEARCHED_CLASSES:
+        return x, y, classes
+    some = torch.linspace(0, classes - 1, SEARCHED_CLASSES).long()
+    rows = torch.isin(y, some)
+    return x[rows], torch.searchsorted(some, y[rows]), SEARCHED_CLASSES
 
 
 def _climb(values: tuple[float, ...], first: float, score: Callable[[float], float]) -> float:
@@ -156,29 +184,29 @@ def hold_out(
 ) -> tuple[Choice, Tensor, Mode]:
     """The same of a process that only some rows carry, and the mode without the last rows, which are left out.
 
-    σ² is compared on some rows, by what is predicted in the end: at the mode alone, smaller values look better.
+    More rows can bear more variance: σ² grows as long as what is predicted in the end is clearly better.
     """
     kept = len(y) - min(len(y) // 5, HELD_OUT)
-    few, compared = slice(0, min(kept, MIDDLE)), slice(kept, kept + COMPARED)
-    mode: Mode | None = None
 
-    def fitted(variance: float, rows: slice, out: slice) -> tuple[Mode, Choice, Tensor]:
-        start = find_mode(phi[rows], y[rows], classes, variance, start=mode, tolerance=ROUGHLY)
-        process = VectorGP.fit(basis, phi[rows], start, variance)
-        latents = [process.latent(part) for part in parts(u[out], len(basis.inducing))]
+    def fitted(variance: float, start: Mode | None) -> tuple[float, Choice, Tensor, Tensor, Mode]:
+        mode = find_mode(phi[:kept], y[:kept], classes, variance, start=start, tolerance=ROUGHLY)
+        process = VectorGP.fit(basis, phi[:kept], mode, variance)
+        latents = [process.latent(part) for part in parts(u[kept:], len(basis.inducing))]
         mean, spread = (
             torch.cat(each) for each in zip(*((p.mean[0], p.marginal_variance[0, :, 0]) for p in latents), strict=True)
         )
-        return process.mode, *_calibrated(replace(found, variance=variance), mean, spread, y[out])
+        choice, some = replace(found, variance=variance), slice(kept, kept + COMPARED)
+        tried, _ = _calibrated(choice, mean[:COMPARED], spread[:COMPARED], y[some])
+        return tried.mnll or 0.0, choice, mean, spread, process.mode
 
-    def score(variance: float) -> float:
-        nonlocal mode
-        mode, choice, _ = fitted(variance, few, compared)
-        return choice.mnll or 0.0
-
-    variance = _climb(VARIANCES, found.variance, score)
-    mode, choice, entropy = fitted(variance, slice(0, kept), slice(kept, None))
-    return choice, entropy, mode
+    best = fitted(found.variance, None)
+    for larger in VARIANCES[VARIANCES.index(found.variance) + 1 :]:
+        following = fitted(larger, best[-1])
+        if following[0] >= (1 - CLEARLY) * best[0]:
+            break
+        best = following
+    _, choice, mean, spread, mode = best
+    return *_calibrated(choice, mean, spread, y[kept:]), mode
 
 
 def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Choice, Tensor]:
