@@ -487,11 +487,19 @@ def test_a_run_folder_of_another_version_is_refused(run_cli, cli_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_process_exits_with_one_line_and_no_traceback(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "--source", "mnst"], "There is no image set 'mnst'"),
+        (["predict", "shipped", "x" * 5000], "xxx' cannot be used (File name too long)"),
+        (["judge", "x" * 5000], "xxx' cannot be used (File name too long)"),
+    ],
+)
+def test_the_process_exits_with_one_line_and_no_traceback(tmp_path, arguments, says):
     """The whole program, as the shell starts it."""
-    result = python("-m", "calgp", "train", "--source", "mnst", cwd=tmp_path)
+    result = python("-m", "calgp", *arguments, cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stderr.startswith("Error: There is no image set 'mnst'")
+    assert result.stderr.startswith("Error: ") and says in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -174,7 +174,7 @@ def test_on_the_command_line(here, tmp_path):
     shards = content(tmp_path / "p")
     assert shards == content("predicted") | {"manifest.json": shards["manifest.json"]}
     for flags, says in ((["--jobs", "2"], "name a folder"), (["--out", "x", "--json"], "do not go with --out"),
-                        (["--on", "spark"], "no engine 'spark'"),
+                        (["--on", "spark", "--out", "x"], "no engine 'spark'"),
                         (["--gpus", "1"], "are for --on ray")):  # fmt: skip
         result = CliRunner().invoke(cli.app, ["predict", "shipped", "photos", *flags])
         assert isinstance(result.exception, CalgpError) and says in str(result.exception)

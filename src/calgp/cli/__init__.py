@@ -1,5 +1,6 @@
 """The command line: flags in, tables and files out. Each command hands over to a room at once."""
 
+import errno
 import inspect
 import io
 import sys
@@ -23,7 +24,7 @@ from calgp.cli.reproduce import reproduce
 from calgp.cli.search import sweep, tune
 from calgp.cli.shared import err, is_rank_zero, out, out_of_memory
 from calgp.cli.train import train
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, short_repr
 
 __all__ = ["app", "err", "main", "out"]
 
@@ -42,6 +43,9 @@ COMMANDS = {  # in the order of `calgp --help`
     "Experiments": (compare, sweep, tune, reproduce),
     "What there is": (methods, backbones, sources, shard),
 }
+
+
+OF_THE_DISK = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def help_text(command: Callable[..., Any]) -> str:
@@ -68,16 +72,25 @@ def main() -> None:
         err.say(str(error), problem=True)
         sys.exit(error.status)
     except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
-        if not out_of_memory(error):
+        if (said := _said_of_the_machine(error)) is None:
             raise
-        said = (
-            "There is not enough memory for this. Use smaller images (--size), a smaller network or --batch-size, or "
-        )
-        err.say(f"{said}--accumulate; what was written before is whole.", problem=True)
+        err.say(said, problem=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
         sys.exit(130)
+
+
+def _said_of_the_machine(error: BaseException) -> str | None:
+    """What to say of an error that no code can mend: too little memory, a path or a disk that cannot be used."""
+    if out_of_memory(error):
+        said = (
+            "There is not enough memory for this. Use smaller images (--size), a smaller network or --batch-size, or "
+        )
+        return f"{said}--accumulate; what was written before is whole."
+    if isinstance(error, OSError) and error.errno in OF_THE_DISK and error.filename is not None:
+        return f"{short_repr(error.filename)} cannot be used ({error.strerror}); give another path, or mend this one."
+    return None
 
 
 @app.callback(invoke_without_command=True)

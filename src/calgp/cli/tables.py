@@ -113,7 +113,7 @@ def confusion_table(found: Evaluation, classes: tuple[str, ...], width: int) -> 
     def widths(most: int) -> list[int]:
         return [max([len(name[:most]), *(len(str(row[q])) for row in matrix)]) for q, name in enumerate(names)]
 
-    most = next((most for most in range(longest, SHORTEST - 1, -1) if sum(widths(most)) <= room), None)
+    most = next((most for most in range(longest, min(SHORTEST, longest) - 1, -1) if sum(widths(most)) <= room), None)
     if len(names) > MOST_CLASSES or most is None:
         return None
     table = Table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import lzma
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -71,7 +72,7 @@ def open_source(
         )  # fmt: skip
     if text in SOURCES:
         return SOURCES[text]
-    if Path(text).is_dir():
+    if os.path.isdir(text):  # which is False, not an error, for text that no path can be
         raise CalgpError(f"There is no image set {short_repr(text)}; for the folder of this name give folder:{text}.")
     raise name_error("There is no image set", text, SOURCES, more=_PATH_HELP)
 
