@@ -5,7 +5,7 @@
 
 `run` trains what is missing, one after the other, and evaluates it on the whole test set; probabilities stay in WORK,
 scores go to results/defaults. `table` writes the table into results/notes/defaults.md. CALGP_DATA names the folder with
-MNIST, notMNIST, CIFAR-10 and CIFAR-100. `cnn` is `cnn-cal` without its temperature: the same training. "ensemble" is the
+MNIST, notMNIST, CIFAR-10 and CIFAR-100. `cnn` is `cnn-cal` without its temperature: one training. "ensemble" is the
 mean of the three plain networks, seeds 0, 1 and 2.
 """
 
