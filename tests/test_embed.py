@@ -174,8 +174,12 @@ def test_ctrl_c_on_the_command_line_ends_with_the_status_of_an_interrupt(photos,
     monkeypatch.setattr("calgp.embeddings.embed.write_shard", press)
     command = ("embed", "--network", "network.py:make", "--source", photos, "--rows-per-shard", "20", "--workers", "0")
     monkeypatch.setattr("sys.argv", ["calgp", *command, "--out", "vectors"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.value.code == 130 and "nothing is lost" in capsys.readouterr().err
     assert len(read_manifest(Path("vectors")).shards) < 3
 
