@@ -6,7 +6,7 @@ import torch
 from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import LogisticRegression
 
-from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_mode, minimise
+from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_mode, minimise, weight_root
 
 BENT = VectorKernel(linear=0.5, radial=2.0, lengthscale=0.7)
 
@@ -77,6 +77,17 @@ def test_a_warm_start_ends_at_the_same_mode():
     cold = find_mode(phi, y, 3, 4.0, tolerance=1e-9, steps=500)
     warm = find_mode(phi, y, 3, 4.0, start=Mode(cold.weight + 0.1, cold.bias - 1), tolerance=1e-9, steps=500)
     torch.testing.assert_close(warm.weight, cold.weight, atol=1e-7, rtol=0)
+
+
+def test_in_the_coordinates_of_a_mode_nearby_it_is_the_same_mode():
+    """Nearby: that of half of the rows, with another σ²."""
+    u, y = points(n=400, d=6)
+    _, phi = Basis.exact(BENT, u)
+    near = find_mode(phi[:200], y[:200], 3, 100.0, tolerance=1e-9, steps=1000)
+    plain = find_mode(phi, y, 3, 30.0, tolerance=1e-9, steps=1000)
+    turned = find_mode(phi, y, 3, 30.0, start=near, root=weight_root(phi, near, 30.0), tolerance=1e-9, steps=1000)
+    assert (near(phi) - plain(phi)).abs().max() > 1
+    torch.testing.assert_close(turned(phi), plain(phi), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("inducing", [60, 15])

@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from calgp.embeddings.hyperparameters import FEWEST, Choice, cross_validate, final, hold_out, search
+from calgp.embeddings.hyperparameters import FEWEST, NEARLY, Choice, cross_validate, hold_out, search, search_further
 from calgp.embeddings.inputs import Inputs, parts
 from calgp.embeddings.prediction import average, numbers
 from calgp.errors import CalgpError
@@ -195,19 +195,21 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         classes = len(self.classes_)
         found, self.tried_ = search(x, y, classes)
         if len(x) > max(self.inducing, FEWEST):
-            found = final(x, y, classes, found, self.tried_, self.inducing)
+            found = search_further(x, y, classes, self.tried_, self.inducing)
         self.inputs_ = Inputs.fit(found.transform, x)
         u = torch.cat([self.inputs_(part) for part in parts(x, x.shape[1])])
         if len(u) <= max(self.inducing, FEWEST):
             basis, phi = Basis.exact(found.kernel, u)
-            (self.choice_, entropy), start = cross_validate(phi, y, classes, found), None
+            self.choice_, entropy = cross_validate(phi, y, classes, found)
             combined = Combined.of(u, y, entropy, folds=5 if len(u) >= FEWEST else 0)
+            mode = find_mode(phi, y, classes, self.choice_.variance)
         else:
             basis, phi = Basis.of(found.kernel, u[: self.inducing].clone(), u)
-            self.choice_, entropy, start = hold_out(basis, u, phi, y, classes, found)
+            self.choice_, entropy, near = hold_out(basis, u, phi, y, classes, found)
             kept = len(u) - len(entropy)
             combined = Combined.of(u[:kept], y[:kept], entropy, u[kept:])
-        mode = find_mode(phi, y, classes, self.choice_.variance, start=start)
+            variance = self.choice_.variance
+            mode = find_mode(phi, y, classes, variance, start=near.mode, root=near.root, tolerance=NEARLY)
         self.process_ = VectorGP.fit(basis, phi, mode, self.choice_.variance, spread=self.choice_.spread)
         self.scores_: dict[str, OutlierScore] = combined.parts()
 

@@ -15,10 +15,11 @@ from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_m
 from calgp.posthoc.calibration import Temperature
 
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
-MIDDLE = 6000  # training rows on which the best kernels and σ² are compared again, if there are more
+MIDDLE = 6000  # training rows on which they are compared again, if there are so many
 HELD_OUT = 5000  # rows at most that are left out of so many
 COMPARED = 1000  # of them at most on which all spreads and σ² are looked at
-ROUGHLY = 1e-2  # where the mode only compares
+ROUGHLY = 1e-2  # gradient of a mode that only compares
+NEARLY = 3e-2  # in the coordinates of a mode nearby: within some 2e-4 nats a row of the minimum, for 50,000 rows
 FEWEST = 20  # training rows that can tell one kernel from another
 FOLDS, SEARCH_FOLDS = 5, 3
 VARIANCES = tuple(10 ** (power / 2) for power in range(-1, 8))  # σ²: 0.3 … 3,000
@@ -50,7 +51,7 @@ class Choice:
 
 def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ...]]:
     """The transform, the kernel and a first σ² by cross-validation on some rows, from the most likely ones outwards."""
-    radial = VectorKernel(radial=1.0, lengthscale=1.0)
+    radial = VectorKernel(radial=1.0)
     if len(x) < FEWEST:
         return Choice("plain", radial, 10.0), ()
     x, y, classes = _some_classes(x, y, classes)
@@ -68,33 +69,42 @@ def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ..
         return mnll
 
     transform = min(TRANSFORMS, key=lambda name: score(name, radial))
-    _climb(LENGTHSCALES, 1.0, lambda lengthscale: score(transform, replace(radial, lengthscale=lengthscale)))
-    lengthscale = min(tried, key=lambda each: each.mnll or 0.0).kernel.lengthscale
-    score(transform, VectorKernel(linear=0.5, radial=0.5, lengthscale=lengthscale / 2**0.5))
-    score(transform, VectorKernel(linear=1.0))
+    _compare_kernels(1.0, lambda kernel: score(transform, kernel))
     return min(tried, key=lambda each: each.mnll or 0.0), tuple(tried)
 
 
-def final(x: Tensor, y: Tensor, classes: int, found: Choice, tried: Sequence[Choice], inducing: int) -> Choice:
-    """Of the straight, the bent and the mixed kernel that were best on few rows, the one that is best on more of them.
+def search_further(x: Tensor, y: Tensor, classes: int, tried: Sequence[Choice], inducing: int) -> Choice:
+    """The kernel and σ² again, on more rows, from the best bent kernel on.
 
-    Where rows are few a straight line is often enough; with more of them a process that can bend gains more.
+    Where rows are few a straight line is often enough, or a long ℓ; with more of them a process that bends gains more.
     """
     x, y, classes = _some_classes(x, y, classes)
     x, y = x[: MIDDLE + COMPARED], y[: MIDDLE + COMPARED]
     kept = len(y) - min(len(y) // 5, COMPARED)
+    found = min(tried, key=lambda each: each.mnll or 0.0)
+    bent = min((each for each in tried if not each.kernel.linear), key=lambda each: each.mnll or 0.0)
     u = Inputs.fit(found.transform, x)(x)
-    finalists: dict[tuple[bool, bool], Choice] = {}
-    for each in sorted(tried, key=lambda each: each.mnll or 0.0):
-        if each.transform == found.transform:
-            finalists.setdefault((each.kernel.linear > 0, each.kernel.radial > 0), each)
-    played: list[Choice] = []
-    for each in finalists.values():
-        _, phi = Basis.of(each.kernel, u[:inducing].clone(), u)
-        split = _Split(phi[:kept], y[:kept], phi[kept:], y[kept:])
-        variance, mnll = _best_variance([split], classes, each.variance)
-        played.append(replace(each, variance=variance, mnll=mnll))
-    return min(played, key=lambda each: each.mnll or 0.0)
+    inputs = u[: min(inducing, SEARCHED)].clone()
+    again: dict[VectorKernel, Choice] = {}
+
+    def score(kernel: VectorKernel) -> float:
+        if kernel not in again:
+            _, phi = Basis.of(kernel, inputs, u)
+            split = _Split(phi[:kept], y[:kept], phi[kept:], y[kept:])
+            variance, mnll = _best_variance([split], classes, (list(again.values()) or [bent])[-1].variance)
+            again[kernel] = Choice(found.transform, kernel, variance, mnll)
+        return again[kernel].mnll or 0.0
+
+    _compare_kernels(bent.kernel.lengthscale, score)
+    return min(again.values(), key=lambda each: each.mnll or 0.0)
+
+
+def _compare_kernels(lengthscale: float, score: Callable[[VectorKernel], float]) -> None:
+    """Score kernels that bend, from one lengthscale on, then the half straight and the straight one."""
+    radial = VectorKernel(radial=1.0)
+    best = _climb(LENGTHSCALES, lengthscale, lambda length: score(replace(radial, lengthscale=length)))
+    score(VectorKernel(linear=0.5, radial=0.5, lengthscale=best / 2**0.5))
+    score(VectorKernel(linear=1.0))
 
 
 def _some_classes(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor, int]:
@@ -181,15 +191,17 @@ def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple
 
 def hold_out(
     basis: Basis, u: Tensor, phi: Tensor, y: Tensor, classes: int, found: Choice
-) -> tuple[Choice, Tensor, Mode]:
-    """The same of a process that only some rows carry, and the mode without the last rows, which are left out.
+) -> tuple[Choice, Tensor, VectorGP]:
+    """The same of a process that only some rows carry, and the process without the last rows, which are left out.
 
     More rows can bear more variance: σ² grows as long as what is predicted in the end is clearly better.
     """
     kept = len(y) - min(len(y) // 5, HELD_OUT)
+    few = find_mode(phi[: kept // 4], y[: kept // 4], classes, found.variance, tolerance=ROUGHLY)
+    root = weight_root(phi[:kept], few, found.variance)
 
-    def fitted(variance: float, start: Mode | None) -> tuple[float, Choice, Tensor, Tensor, Mode]:
-        mode = find_mode(phi[:kept], y[:kept], classes, variance, start=start, tolerance=ROUGHLY)
+    def fitted(variance: float, near: Mode, root: Tensor) -> tuple[float, Choice, Tensor, Tensor, VectorGP]:
+        mode = find_mode(phi[:kept], y[:kept], classes, variance, start=near, root=root, tolerance=NEARLY)
         process = VectorGP.fit(basis, phi[:kept], mode, variance)
         latents = [process.latent(part) for part in parts(u[kept:], len(basis.inducing))]
         mean, spread = (
@@ -197,16 +209,16 @@ def hold_out(
         )
         choice, some = replace(found, variance=variance), slice(kept, kept + COMPARED)
         tried, _ = _calibrated(choice, mean[:COMPARED], spread[:COMPARED], y[some])
-        return tried.mnll or 0.0, choice, mean, spread, process.mode
+        return tried.mnll or 0.0, choice, mean, spread, process
 
-    best = fitted(found.variance, None)
+    best = fitted(found.variance, few, root)
     for larger in VARIANCES[VARIANCES.index(found.variance) + 1 :]:
-        following = fitted(larger, best[-1])
+        following = fitted(larger, best[-1].mode, best[-1].root)
         if following[0] >= (1 - CLEARLY) * best[0]:
             break
         best = following
-    _, choice, mean, spread, mode = best
-    return *_calibrated(choice, mean, spread, y[kept:]), mode
+    _, choice, mean, spread, process = best
+    return *_calibrated(choice, mean, spread, y[kept:]), process
 
 
 def _calibrated(found: Choice, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Choice, Tensor]:

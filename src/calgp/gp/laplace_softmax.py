@@ -119,35 +119,39 @@ def find_mode(
     variance: float,
     *,
     start: Mode | None = None,
+    root: Float[Tensor, "m m"] | None = None,
     tolerance: float = 1e-3,
     steps: int = 100,
 ) -> Mode:
     """The minimum of −Σ log softmax(ΦW + b)_y + ‖W‖² / 2σ² + ‖b‖² / 2σ_b²: convex; L-BFGS on scaled weights.
 
+    start: a mode nearby, of fewer rows or another σ².
+    root: R of `weight_root` there, if known: V of W = start + R V, with a curvature nearer to one, is found sooner.
     tolerance: of the gradient's largest entry. In these coordinates the curvature is about one, so that the objective
         is then within its square, times the number of weights that matter, of the minimum.
     """
-    curvature = torch.cat([CURVATURE * phi.square().sum(0) + 1 / variance, phi.new_tensor([CURVATURE * len(phi)])])
-    scale = curvature.rsqrt().unsqueeze(1)  # [m + 1, 1]
-    weights = phi.new_zeros(phi.shape[1] + 1, classes)
-    if start is not None:
-        weights = torch.cat([start.weight, start.bias[None]]) / scale
-    precision = torch.full_like(scale, 1 / variance)
-    precision[-1] = 1 / BIAS_VARIANCE
-    precision = precision * scale.square()
+    scale = (CURVATURE * phi.square().sum(0) + 1 / variance).rsqrt().unsqueeze(1)  # [m, 1]
+    bias_scale = (CURVATURE * len(phi)) ** -0.5
+    first = Mode(phi.new_zeros(phi.shape[1], classes), phi.new_zeros(classes)) if start is None else start
+
+    def mode(v: Tensor) -> Mode:
+        moved = scale * v[:-1] if root is None else root @ v[:-1]
+        return Mode(first.weight + moved, first.bias + bias_scale * v[-1])
 
     def objective(v: Tensor) -> tuple[float, Tensor]:
-        w = scale * v
-        f = (w[:-1].mT.contiguous() @ phi.mT).mT + w[-1]  # classes by rows: BLAS is ten times as fast that way
+        weight, bias = (at := mode(v)).weight, at.bias
+        f = (weight.mT.contiguous() @ phi.mT).mT + bias  # classes by rows: BLAS is ten times as fast that way
         log_norm = f.logsumexp(1, keepdim=True)
         loss = (log_norm.squeeze(1) - f.gather(1, y[:, None]).squeeze(1)).sum(dtype=torch.float64)
+        loss += weight.square().sum(dtype=torch.float64) / (2 * variance)
+        loss += bias.square().sum(dtype=torch.float64) / (2 * BIAS_VARIANCE)
         error = f.sub_(log_norm).exp_()  # p − onehot(y)
         error[torch.arange(len(y)), y] -= 1
-        gradient = torch.cat([(error.mT @ phi).mT, error.sum(0, keepdim=True)]) * scale + precision * v
-        return (loss + (precision * v.square()).sum(dtype=torch.float64) / 2).item(), gradient
+        slope = (error.mT @ phi).mT + weight / variance
+        slope = scale * slope if root is None else root.mT @ slope
+        return loss.item(), torch.cat([slope, bias_scale * (error.sum(0) + bias / BIAS_VARIANCE)[None]])
 
-    found = scale * minimise(objective, weights, tolerance=tolerance, steps=steps)
-    return Mode(found[:-1].clone(), found[-1].clone())
+    return mode(minimise(objective, phi.new_zeros(phi.shape[1] + 1, classes), tolerance=tolerance, steps=steps))
 
 
 def minimise(
