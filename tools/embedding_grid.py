@@ -54,7 +54,9 @@ def main() -> None:
     for lengthscale in map(float, given.lengthscales.split(",")):
         for variance in map(float, given.variances.split(",")):
             kernel = VectorKernel(radial=1.0, lengthscale=lengthscale)
-            module.search = lambda x, y, classes, k=kernel, v=variance: (Choice(chosen.transform, k, v), ())
+            fixed = Choice(chosen.transform, kernel, variance)
+            module.search = lambda *_, fixed=fixed: (fixed, ())
+            module.search_further = lambda *_, fixed=fixed: fixed
             hyperparameters.VARIANCES = (variance,)
             fitted, seconds = fit(train)
             row("grid", fitted, test, seconds)
