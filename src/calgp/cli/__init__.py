@@ -81,7 +81,7 @@ def main() -> None:
         sys.exit(130)
 
 
-def _said_of_the_machine(error: BaseException) -> str | None:
+def _said_of_the_machine(error: Exception) -> str | None:
     """What to say of an error that no code can mend: too little memory, a path or a disk that cannot be used."""
     if out_of_memory(error):
         said = (
