@@ -235,6 +235,37 @@ def test_faithful_follows_the_authors_code():
     assert faithful(plain) == plain
 
 
+def test_the_papers_settings_are_its_texts():
+    """Batches of 1,000, Adam at 10⁻³, masks that keep half, σ = ℓ = 1; one seed, twice as many images."""
+    cells = {(cell.method, cell.panel): cell for cell in EXPERIMENTS["settings"].planned(SCALES["desk"])}
+    assert len(cells) == 12
+    for method in (RF, SORF, MCD):
+        tuned, own = (cells[name, MNIST].runs[0] for name in (method, f"{method}, the paper's settings"))
+        changed = {
+            name for (part, name), value in options(own).items() if not part and value != options(tuned)["", name]
+        }
+        assert changed == {"batch_size", "learning_rate", "schedule", "steps"}
+        assert (own.batch_size, own.learning_rate, own.schedule, own.optimiser) == (1000, 1e-3, "constant", "adam")
+        assert own.steps * own.batch_size == 2 * tuned.steps * tuned.batch_size
+        assert {name: value for (_, name), value in options(own).items() if name.startswith("keep")} == {
+            "keep": 0.5, "keep_filters": 0.5, **({} if method == MCD else {"keep_omega": 0.5}),
+        }  # fmt: skip
+        assert method == MCD or (own.method.sigma, own.method.lengthscale, own.method.n_rf) == (1.0, 1.0, None)
+        assert len(cells[f"{method}, the paper's settings", CIFAR10].runs) == 1
+
+
+def test_every_method_but_cnn_cal_stands_with_a_temperature_beside_itself():
+    for scale in (SCALES["smoke"], SCALES["desk"]):
+        cells = EXPERIMENTS["beyond"].planned(scale)
+        for cell in cells:
+            pair = [other for other in cells if other.panel == cell.panel and other.method == f"{cell.method}+T"]
+            if cell.temperature or cell.method == CAL:
+                assert not pair
+            else:  # the same training
+                assert len(pair) == 1 and pair[0].runs == cell.runs and pair[0].temperature
+            assert all(run.holdout for run in cell.runs)
+
+
 @pytest.mark.parametrize("scale", [scale for scale in SCALES.values() if "ablation" not in scale.leaves_out],
                          ids=lambda scale: scale.name)  # fmt: skip
 def test_ablation_changes_one_thing_at_a_time(scale):

@@ -88,6 +88,26 @@ def test_what_is_done_is_not_done_again(tmp_path, counted):
     assert row.planned == 2
 
 
+def test_probabilities_with_a_temperature_from_the_hold_out_are_a_row_of_their_own(tmp_path, counted):
+    """One training, scored as it is and with p ∝ p̄^(1/T); neither is made twice."""
+    run, where = dataclasses.replace(RUN, holdout=0.2), kept_in(tmp_path)
+    plain = Cell("SORF", MNIST, None, (run,), samples=2)
+    cells = [plain, dataclasses.replace(plain, method="SORF+T", temperature=True)]
+    for _ in range(2):
+        assert run_missing(cells, where) == {}
+        assert counted == {"steps": 4, "train": 1, "evaluate": 2}
+    as_trained, calibrated = rows_of(cells, where)
+    folder = RunFolder(where.runs / jobs.key(run))
+    predicted, found = folder.predictions("digits", None, 10), folder.calibration()
+    assert predicted is not None and found is not None and found.calibrator == "temperature"
+    log_probs = (predicted["log_probs"].double() / found.parameters["temperature"]).log_softmax(1)
+    expected = -log_probs.gather(1, predicted["y"][:, None]).mean().item()
+    assert calibrated.values["mnll"] == pytest.approx((expected,), rel=1e-5)  # columns are kept in single precision
+    assert (
+        calibrated.values["err"] == as_trained.values["err"] and calibrated.values["mnll"] != as_trained.values["mnll"]
+    )
+
+
 def test_a_kill_in_training_loses_no_checkpointed_step(tmp_path, counted, monkeypatch):
     """Killed between two steps (nothing is saved in dying), after a checkpoint at step 2."""
     where, cell = kept_in(tmp_path), dataclasses.replace(CELL, runs=(RUN,), outside=None)

@@ -9,11 +9,12 @@ from calgp.json_values import Json
 from calgp.runs import Run
 from calgp.search.jobs import Shift
 
-from .published import LEARNED
+from .published import LEARNED, after_temperature, of_the_paper
 from .rows import Cell
 from .scales import (
     ALL,
     CAL,
+    CGP,
     CIFAR10,
     CIFAR10_DEEP,
     CIFAR10_DEPTH,
@@ -28,7 +29,10 @@ from .scales import (
     SORF,
     Scale,
     faithful,
+    with_the_papers_settings,
 )
+
+HELD_OUT = 0.05  # for a temperature, where the scale holds nothing out
 
 
 def largest(
@@ -175,6 +179,28 @@ def ablation(scale: Scale) -> tuple[Cell, ...]:
         Cell("all that the code has (--faithful)", MNIST, None, whole, scale.settings[MNIST].samples,
              instead=(("ece", "ece_authors"),))
     )  # fmt: skip
+    return tuple(cells)
+
+
+def settings(scale: Scale) -> tuple[Cell, ...]:
+    """The masked methods on LeNets, with the options of the scale and with the paper's own; one seed of these."""
+    cells = []
+    for cell in largest(scale, (RF, SORF, MCD), (MNIST, CIFAR10)):
+        own = tuple(with_the_papers_settings(run, cell.method) for run in cell.runs[:1])
+        cells += [cell, replace(cell, method=of_the_paper(cell.method), runs=own)]
+    return tuple(cells)
+
+
+def beyond(scale: Scale) -> tuple[Cell, ...]:
+    """Every method with a network at its panel's largest size: as trained, and with a temperature from its hold-out."""
+    cells = []
+    for panel in (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP):
+        methods = tuple(method for method in scale.methods if method != CGP)
+        for cell in each_largest(scale, methods, panel):
+            cells.append(cell)
+            if cell.method != CAL:  # which has its temperature
+                runs = tuple(replace(run, holdout=run.holdout or HELD_OUT) for run in cell.runs)
+                cells.append(replace(cell, method=after_temperature(cell.method), runs=runs, temperature=True))
     return tuple(cells)
 
 

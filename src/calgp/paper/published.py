@@ -51,6 +51,18 @@ def _published(method: str, source: str, **panels: str) -> tuple[Published, ...]
 
 _TABLE2, _TABLE3 = "supplement, table of θ (tab2)", "supplement, table of GPDNN with MCD (tab3)"
 LEARNED = f"{SORF}, θ learned"
+
+
+def after_temperature(method: str) -> str:
+    """What a method with a temperature is called."""
+    return f"{method}+T"
+
+
+def of_the_paper(method: str) -> str:
+    """What a method with the paper's settings is called."""
+    return f"{method}, the paper's settings"
+
+
 TABLE_RF = _published(
     RF, _TABLE3, mnist=".005/.014/.004/.0071", cifar10=".172/.535/.012/.245", deep10=".111/.344/.051/.168",
     deep100=".351/1.255/.050/.466",

@@ -27,12 +27,13 @@ from calgp.search.tune import HOLDOUT, read_log, tune, write_log
 
 from .cells import GPDNN_PRIOR
 from .experiments import EXPERIMENTS, Experiment
-from .published import LEARNED
+from .published import LEARNED, after_temperature, of_the_paper
 from .reproduce import jobs_of
 from .rows import Cell
-from .scales import GPDNN_MCD, SORF, Scale, find_scale
+from .scales import GPDNN_MCD, PRESETS, SORF, Scale, find_scale
 
 TUNED_AS = {LEARNED: SORF, GPDNN_PRIOR: GPDNN_MCD}  # variants of a method that have its options
+TUNED_AS |= {variant(method): method for method in PRESETS for variant in (after_temperature, of_the_paper)}
 IDLE_SECONDS = 20.0  # until a worker for whom nothing is left looks again
 
 

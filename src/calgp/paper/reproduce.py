@@ -20,7 +20,7 @@ def jobs_of(cells: Iterable[Cell]) -> list[Job]:
             job = found.get(name, Job(run, cell.samples))
             tests = tuple(dict.fromkeys((*job.tests, cell.test)))
             outside = job.outside + ((cell.outside,) if cell.outside and cell.outside not in job.outside else ())
-            found[name] = Job(run, cell.samples, tests, outside)
+            found[name] = Job(run, cell.samples, tests, outside, temperature=job.temperature or cell.temperature)
     return sorted(found.values(), key=lambda job: job.seconds)
 
 
@@ -73,7 +73,8 @@ def rows_of(cells: Iterable[Cell], where: Paths) -> list[Row]:
     results = finished_results(where.small)
     rows = []
     for cell in cells:
-        wanted = [Job(run, cell.samples, (cell.test,), (cell.outside,) if cell.outside else ()) for run in cell.runs]
+        outside = (cell.outside,) if cell.outside else ()
+        wanted = [Job(run, cell.samples, (cell.test,), outside, temperature=cell.temperature) for run in cell.runs]
         found = [first_done(job, results.get(job.key, ())) for job in wanted]
         rows.append(row_of(cell, [folder for folder in found if folder is not None]))
     return rows

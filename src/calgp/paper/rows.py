@@ -14,7 +14,7 @@ from calgp.errors import CalgpError
 from calgp.metrics import Outcomes
 from calgp.runs import Card, Evaluation, Run, RunFolder
 from calgp.search.image_scores import ImageScores, image_scores
-from calgp.search.jobs import Shift, evaluated_name, evaluation
+from calgp.search.jobs import TEMPERATURE, Shift, evaluated_name, evaluation
 
 from .intervals import Estimate, Z, estimate, seed_error
 
@@ -30,6 +30,7 @@ class Cell:
     panel: data and network, in the paper's words. x: training size, depth or severity, where there is an axis.
     test: what is done to the test images before they are scored; nothing unless given.
     outside: a source of other classes, on which uncertainty is measured.
+    temperature: of probabilities with a temperature from the hold-out, not of those as trained.
     instead: metrics that follow another definition: (("ece", "ece_authors"),).
     """
 
@@ -40,6 +41,7 @@ class Cell:
     samples: int = 50
     test: Shift | None = None
     outside: str | None = None
+    temperature: bool = False
     instead: tuple[tuple[str, str], ...] = ()
 
 
@@ -213,7 +215,8 @@ def _resampled_metrics(own: ImageScores, outcomes: Outcomes, outside: ImageScore
 
 def _detail(cell: Cell, folder: RunFolder) -> Detail:
     card = folder.card()
-    own = evaluation(folder, card.run, evaluated_name(card.run.source, cell.test), cell.samples)
+    calibrator = TEMPERATURE if cell.temperature else None
+    own = evaluation(folder, card.run, evaluated_name(card.run.source, cell.test), cell.samples, calibrator)
     if own is None:
         raise CalgpError(f"{folder.path} lacks the evaluation of {cell.method}, {cell.panel}; run it again.")
     outside = evaluation(folder, card.run, cell.outside, cell.samples) if cell.outside else None

@@ -27,6 +27,7 @@ from calgp.search.engines import Engine, RunningTask, SerialEngine
 from calgp.search.image_scores import image_scores, image_scores_name, packed
 from calgp.training.run_training import train_run
 
+TEMPERATURE = "temperature"
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json
 
 
@@ -47,7 +48,8 @@ class Shift:
 class Job:
     """A run and everything that it is tested on, for all experiments that want it.
 
-    held_out: its hold-out, too. shelf: the folder of kept results where those of the run go.
+    held_out: its hold-out, too. temperature: its own test images also with a temperature from its hold-out.
+    shelf: the folder of kept results where those of the run go.
     """
 
     run: Run
@@ -55,6 +57,7 @@ class Job:
     tests: tuple[Shift | None, ...] = (None,)
     outside: tuple[str, ...] = ()
     held_out: bool = False
+    temperature: bool = False
     shelf: str = ""
 
     @property
@@ -67,7 +70,7 @@ class Job:
         whole = count_of_test_images(self.run.source)
         tests = sum((test and test.images) or whole for test in self.tests)
         held_out = int(self.held_out * (self.run.holdout or 0) * count_of_training_images(self.run))
-        images = tests + held_out + sum(map(count_of_test_images, self.outside))
+        images = tests + held_out + sum(map(count_of_test_images, self.outside)) + whole * self.temperature
         return seconds(self.run, passes(self.run, self.samples), images)
 
     @property
@@ -90,7 +93,13 @@ class Job:
 
     def lacks(self, folder: RunFolder) -> bool:
         """Whether an evaluation is still to be made."""
-        return any(evaluation(folder, self.run, name, self.samples) is None for name in self.names())
+        return self.lacks_temperature(folder) or any(
+            evaluation(folder, self.run, name, self.samples) is None for name in self.names()
+        )
+
+    def lacks_temperature(self, folder: RunFolder) -> bool:
+        """Whether the evaluation with a temperature is still to be made."""
+        return self.temperature and evaluation(folder, self.run, self.run.source, self.samples, TEMPERATURE) is None
 
     def names(self) -> Iterator[str]:
         yield from [held_out_name(self.run.source)] * self.held_out
@@ -123,6 +132,9 @@ class Job:
             for name in self.outside:
                 if name in missing:
                     classifier.evaluate(name, directory=where.data, passes=count)
+            if self.lacks_temperature(folder):
+                classifier.calibrate(TEMPERATURE, directory=where.data, passes=count)
+                classifier.evaluate(source, directory=where.data, passes=count)
         if where.keep is not None:
             keep(folder, where.keep / self.shelf / self.key)
 
@@ -182,9 +194,11 @@ def held_out_name(source: str) -> str:
     return f"{source} hold-out"
 
 
-def evaluation(folder: RunFolder, run: Run, source: str, samples: int) -> Evaluation | None:
-    """The evaluation of a run on a source as its method means it (calibrated, where that is part of the method)."""
-    found = folder.evaluation(source, run.method.calibrator)
+def evaluation(
+    folder: RunFolder, run: Run, source: str, samples: int, calibrator: str | None = None
+) -> Evaluation | None:
+    """The evaluation of a run on a source, with a calibrator or as its method means it (which may have its own)."""
+    found = folder.evaluation(source, calibrator or run.method.calibrator)
     return found if found is not None and found.samples == passes(run, samples) else None
 
 
