@@ -50,13 +50,7 @@ def backbones(name: NameArgument = None, as_json: parameters.AsJson = False) -> 
 
 
 def _list_or_show(
-    what: str,
-    known: Mapping[str, object],
-    lines: Mapping[str, str],
-    name: str | None,
-    *,
-    as_json: bool,
-    note: str = "",
+    what: str, known: Mapping[str, object], lines: Mapping[str, str], name: str | None, *, as_json: bool, note: str = ""
 ) -> None:
     """One line for each of the known, or all about the one that is named."""
     if name is not None and name not in known:

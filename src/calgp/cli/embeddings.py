@@ -110,9 +110,7 @@ FirstSourceOption = Annotated[
 def fit(
     model: FitOutOption,
     embeddings: EmbeddingsArgument = None,
-    test: Annotated[
-        Path | None, typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows")
-    ] = None,
+    test: TestOption = None,
     holdout: HoldoutOption = 0.0,
     predictions: PredictionsOption = None,
     network: FirstNetworkOption = None,
@@ -179,23 +177,20 @@ def _fit_folder(path: Path, embeddings: Path, test: Path | None, *, holdout: flo
 
 def _summary(result: "rooms.embedding_work.FitResult", model: Path, predictions: Path | None) -> list[str]:
     """What was done, how good it is, and what to do next: a sentence each."""
-    scores, rows, width = result.scores, result.rows, result.classifier.n_features_in_
-    done = (
-        f"Fitted a Gaussian process on {rows:,} embeddings of {width:,} numbers, {len(result.classifier.classes_)} "
-        f"classes, in {result.seconds:.0f} seconds, into {model}."
-    )
+    scores, classifier = result.scores, result.classifier
     wrong = round(scores.err * scores.n)
     where = "test rows" if result.tested_apart else "rows left out"
-    verb = "is" if wrong == 1 else "are"
-    good = (
-        f"On {scores.n:,} {where} {wrong:,} {verb} wrong (ERR {scores.err:.4f}), MNLL {scores.mnll:.4f}, "
-        f"ECE {scores.ece:.4f}."
-    )
+    lines = [
+        f"Fitted a Gaussian process on {result.rows:,} embeddings of {classifier.n_features_in_:,} numbers, "
+        f"{len(classifier.classes_)} classes, in {result.seconds:.0f} seconds, into {model}.",
+        f"On {scores.n:,} {where} {wrong:,} {'is' if wrong == 1 else 'are'} wrong (ERR {scores.err:.4f}), MNLL "
+        f"{scores.mnll:.4f}, ECE {scores.ece:.4f}.",
+    ]
     if predictions is not None:
-        return [done, good, f"Next: calgp judge {predictions} --html judged.html"]
+        return [*lines, f"Next: calgp judge {predictions} --html judged.html"]
     if result.made_by is not None:
-        return [done, good, f"Next: calgp classify {model} photo.jpg --network {result.made_by.network}"]
-    return [done, good, f'Next, in Python: calgp.GPClassifier.load("{model}").predict_proba(X)']
+        return [*lines, f"Next: calgp classify {model} photo.jpg --network {result.made_by.network}"]
+    return [*lines, f'Next, in Python: calgp.GPClassifier.load("{model}").predict_proba(X)']
 
 
 def classify(

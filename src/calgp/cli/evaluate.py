@@ -80,11 +80,10 @@ def evaluate(
     for corruption in corruptions:
         under = "" if corruption is None else f" under {corruption.label}"
         with rooms.bars.bar(f"Predicting{under}") if is_rank_zero() else nullcontext(lambda more, total: None) as watch:
-            one = classifier.evaluate(
+            found.append(classifier.evaluate(
                 source, directory=data, convert=convert, skip_unreadable=skip_unreadable, corruption=corruption,
                 watch=watch, **vars(sampling),
-            )  # fmt: skip
-            found.append(one)
+            ))  # fmt: skip
     if not is_rank_zero():
         return
     warn_of_decisions(classifier, found[0].passes)
@@ -108,11 +107,8 @@ def _print_evaluations(
         out.print(rooms.tables.class_table(found, card.classes))
     if (matrix := rooms.tables.confusion_table(found, card.classes, out.width)) is not None:
         out.print(matrix)
-    sentences = [
-        rooms.words.summary(found.own.scores, None).replace(rooms.words.THIN, " "),
-        *rooms.advice.advice(found, card, run),
-    ]
-    out.print("\n" + "\n".join(sentences), highlight=False)
+    summary = rooms.words.summary(found.own.scores, None).replace(rooms.words.THIN, " ")
+    out.print("\n" + "\n".join([summary, *rooms.advice.advice(found, card, run)]), highlight=False)
 
 
 def calibrate(
@@ -250,12 +246,11 @@ def compare(
 
 
 def _run_folders(path: Path) -> list[Any]:
-
     if (path / "run.json").is_file():
         return [rooms.runs.RunFolder(path)]
     found = [rooms.runs.RunFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
+    if not path.exists():
+        raise path_error("run folder", path)
     if not found:
-        if not path.exists():
-            raise path_error("run folder", path)
         raise CalgpError(f"Invalid RUN {path}: it is no run folder and holds none.")
     return found

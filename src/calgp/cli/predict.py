@@ -117,14 +117,11 @@ def _predict_shards(
 
 def warn_of_decisions(classifier: Any, how: Any) -> None:
     """Decisions that are not used, or whose promises are for other numbers than those shown."""
-    made = classifier.fitted_decisions
-    if made is None:
-        return
+    made, path = classifier.fitted_decisions, classifier.folder.path / "decisions.json"
     why = ""
-    if classifier.active_decisions is None:
+    if made is not None and classifier.active_decisions is None:
         why = "is for other probabilities than these and was not used"
-    elif made.passes != how:
+    elif made is not None and made.passes != how:
         why = f"is for {made.passes}; with {how} its promises need not hold"
     if why:
-        path = classifier.folder.path / "decisions.json"
         note(f"{path} {why}. `calgp decide` makes a new one.")

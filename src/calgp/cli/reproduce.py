@@ -83,7 +83,6 @@ def _list(name: str, scales: tuple[str, ...], paths: "rooms.jobs.Paths") -> None
 
 
 def _print_cost(plan: "rooms.paper.Plan", paths: "rooms.jobs.Paths", kept: Path, processes: int) -> None:
-
     if plan.scale.tuning:
         out.print(rooms.job_tables.queue_cost(*plan.cost(paths), rooms.paper.stale(plan, kept), processes))
     elif plan.scale.name != "smoke":

@@ -11,14 +11,10 @@ from calgp.run import SEED
 
 out = Terminal()
 err = Terminal(stderr=True)
+say = out.say  # sentences on the terminal; paths in them are neither broken nor coloured
 
 PATH_KINDS = ("folder", "stream", "shards")  # of sources of one's own: KIND:PATH
 MOST_THREADS = 1024  # more are no processor's, and torch would start them all
-
-
-def say(text: str) -> None:
-    """Sentences on the terminal; paths in them are neither broken nor coloured."""
-    out.say(text)
 
 
 def note(text: str) -> None:

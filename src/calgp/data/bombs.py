@@ -3,8 +3,6 @@
 Pillow itself bounds the directories of TIFF and Exif (by the length of the file) and the text of PNG.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import IO
 

@@ -1,7 +1,5 @@
 """Image files as arrays: the one place where Pillow opens what a user hands in."""
 
-from __future__ import annotations
-
 import math
 import os
 import warnings

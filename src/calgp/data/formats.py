@@ -3,8 +3,6 @@
 A file is data, never a command: nothing in it is executed, and no header decides how much memory is taken.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

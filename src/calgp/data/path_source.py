@@ -1,7 +1,5 @@
 """Images of one's own, at a path: how they are split, what is decoded when, and what to do about unreadable files."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -38,7 +36,7 @@ class Part:
     order: Order = UNIFORM
 
     @staticmethod
-    def whole(files: ImageFiles, order: Order = UNIFORM) -> Part:
+    def whole(files: ImageFiles, order: Order = UNIFORM) -> "Part":
         return Part(files, torch.arange(len(files.names)), order)
 
 

@@ -4,8 +4,6 @@
 off, and loses names of more than 100 characters.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io
@@ -56,7 +54,7 @@ class ShardFiles(ImageFiles):
     offsets: np.ndarray  # int64: the first byte of each image in its shard
 
     @staticmethod
-    def of(paths: Sequence[Path]) -> ShardFiles:
+    def of(paths: Sequence[Path]) -> "ShardFiles":
         indices = [load_index(path) for path in paths]
         counts = [len(index.ends) for index in indices]
         columns = {
@@ -86,7 +84,7 @@ class ShardFiles(ImageFiles):
             raise CalgpError(f"{self.names[number]} is cut off: {path} has changed since it was indexed")
         return io.BytesIO(content)
 
-    def only(self, numbers: Tensor) -> ShardFiles:
+    def only(self, numbers: Tensor) -> "ShardFiles":
         wanted = numbers.numpy()
         shards = (np.searchsorted(self.starts, wanted, "right") - 1).tolist()
         absolute = {shard: self.paths[shard].absolute() for shard in set(shards)}

@@ -1,7 +1,5 @@
 """Images in tar archives, as WebDataset has them: NAME.jpg beside NAME.cls or NAME.json, many to a shard."""
 
-from __future__ import annotations
-
 import glob
 import io
 import re

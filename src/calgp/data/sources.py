@@ -1,7 +1,5 @@
 """The table of image sets, and the way from a name to images."""
 
-from __future__ import annotations
-
 import functools
 import lzma
 import os

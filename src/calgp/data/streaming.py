@@ -1,7 +1,5 @@
 """Images that stay in their files until they are read."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,7 +51,7 @@ class StreamedPixels:
             raise unreadable_error(self.files.place, list(unreadable.values()))
         return pixels
 
-    def index_select(self, dim: int, index: Tensor) -> StreamedPixels:
+    def index_select(self, dim: int, index: Tensor) -> "StreamedPixels":
         return replace(self, numbers=self.numbers[index])
 
     def read(self, indices: Iterable[Index]) -> Iterator[tuple[Index, Tensor]]:
