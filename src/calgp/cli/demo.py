@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich import box
 from rich.table import Column, Table
+from typer import Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import open_fabric, out, say
@@ -42,8 +42,8 @@ Values = tuple[float, float, float]  # a score and the ends of its interval
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of both trainings.")] = 0,
+    folder: Annotated[Path, Option("--out", help="Where the runs and the report go.")] = Path("demo"),
+    seed: Annotated[int, Option(help="Seed of both trainings.")] = 0,
     threads: parameters.Threads = None,
 ) -> None:
     """Train CNN+GP(SORF) and a plain CNN on 5,000 digits, compare them on 8,000 others and on letters, write a report.

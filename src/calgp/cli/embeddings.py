@@ -3,44 +3,41 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.predict import show_predictions
 from calgp.cli.shared import check_images, check_seed, out, say
 
 NetworkOption = Annotated[
-    str, typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
+    str, Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
 ]
 WeightsOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="A .safetensors file or a PyTorch state dict; `random` for none.",
         show_default="downloaded by the library; those that file.py:function gives",
     ),
 ]
 FeaturesOption = Annotated[
-    str | None,
-    typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
+    str | None, Option(help="The module whose output is used as features.", show_default="what enters the last layer")
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
+    int | None, Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
 ]
 
 
 def embed(
     *,
     network: NetworkOption,
-    source: Annotated[str, typer.Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
-    folder: Annotated[Path, typer.Option("--out", help="The folder of embeddings.")],
+    source: Annotated[str, Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
+    folder: Annotated[Path, Option("--out", help="The folder of embeddings.")],
     weights: WeightsOption = None,
-    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="Which images.")] = "all",
+    split: Annotated[Literal["train", "val", "test", "all"], Option(help="Which images.")] = "all",
     features: FeaturesOption = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
-    rows_per_shard: Annotated[
-        int, typer.Option(help="Images in each file; an interruption loses at most one file.")
-    ] = 1000,
-    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out damaged images.")] = False,
+    batch_size: Annotated[int, Option(help="Images at a time.")] = 50,
+    rows_per_shard: Annotated[int, Option(help="Images in each file; an interruption loses at most one file.")] = 1000,
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out damaged images.")] = False,
     data: parameters.Data = None,
     compute: parameters.Compute,
     workers: WorkersOption = None,
@@ -81,11 +78,11 @@ def _embed(
 
 
 FitOutOption = Annotated[
-    Path, typer.Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
+    Path, Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
 ]
 EmbeddingsArgument = Annotated[
     Path | None,
-    typer.Argument(
+    Argument(
         metavar="EMBEDDINGS",
         help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
         "folder to make.",
@@ -93,17 +90,17 @@ EmbeddingsArgument = Annotated[
     ),
 ]
 HoldoutOption = Annotated[
-    float, typer.Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
+    float, Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
 ]
 PredictionsOption = Annotated[
-    Path | None, typer.Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
+    Path | None, Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
 ]
-TestOption = Annotated[Path | None, typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows")]
+TestOption = Annotated[Path | None, Option(help="Embeddings to test on.", show_default="a fifth of the rows")]
 FirstNetworkOption = Annotated[
-    str | None, typer.Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
+    str | None, Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
 ]
 FirstSourceOption = Annotated[
-    str | None, typer.Option(help="The images for --network, such as folder:photos.", show_default="none")
+    str | None, Option(help="The images for --network, such as folder:photos.", show_default="none")
 ]
 
 
@@ -115,10 +112,8 @@ def fit(
     predictions: PredictionsOption = None,
     network: FirstNetworkOption = None,
     source: FirstSourceOption = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Weights for --network.", show_default="as of `calgp embed`")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed that chooses the test rows.", callback=check_seed)] = 0,
+    weights: Annotated[str | None, Option(help="Weights for --network.", show_default="as of `calgp embed`")] = None,
+    seed: Annotated[int, Option(help="Seed that chooses the test rows.", callback=check_seed)] = 0,
     data: parameters.Data = None,
     threads: parameters.Threads = None,
 ) -> None:
@@ -194,13 +189,11 @@ def _summary(result: "rooms.embedding_work.FitResult", model: Path, predictions:
 
 
 def classify(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder or file that `calgp fit` wrote.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
+    model: Annotated[Path, Argument(metavar="MODEL", help="The folder or file that `calgp fit` wrote.")],
+    images: Annotated[list[Path], Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     *,
-    network: Annotated[str, typer.Option(help="The network that made the embeddings, as for `calgp embed`.")],
-    weights: Annotated[
-        str | None, typer.Option(help="Its file of weights.", show_default="as for `calgp embed`")
-    ] = None,
+    network: Annotated[str, Option(help="The network that made the embeddings, as for `calgp embed`.")],
+    weights: Annotated[str | None, Option(help="Its file of weights.", show_default="as for `calgp embed`")] = None,
     features: FeaturesOption = None,
     table: parameters.Csv,
     compute: parameters.Compute,

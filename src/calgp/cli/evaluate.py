@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.predict import warn_of_decisions
@@ -15,43 +15,36 @@ from calgp.errors import CalgpError, path_error
 
 CorruptOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="KIND[:SEVERITY]",
         help="Corrupt the images first: noise:3, or noise for all five severities.",
         show_default="none",
     ),
 ]
 ErrorOption = Annotated[
-    float | None,
-    typer.Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer"),
+    float | None, Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer")
 ]
-ScoreOption = Annotated[str, typer.Option(help="The uncertainty score: confidence, entropy or mutual-information.")]
+ScoreOption = Annotated[str, Option(help="The uncertainty score: confidence, entropy or mutual-information.")]
 CoverageOption = Annotated[
-    float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
+    float | None, Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
 ]
 FalseAlarmOption = Annotated[
     float | None,
-    typer.Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
+    Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
 ]
-EmpiricalOption = Annotated[
-    bool, typer.Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
-]
-EmptyOption = Annotated[bool, typer.Option("--empty", help="Leave empty sets empty, instead of adding the top class.")]
+EmpiricalOption = Annotated[bool, Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")]
+EmptyOption = Annotated[bool, Option("--empty", help="Leave empty sets empty, instead of adding the top class.")]
 
 
 def evaluate(
     run: parameters.Run,
     *,
-    source: Annotated[str | None, typer.Option(help="Test images of this set.", show_default="the run's own")] = None,
-    convert: Annotated[
-        bool, typer.Option("--convert", help="Resize and recolour images as the model needs them.")
-    ] = False,
-    skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave damaged images of --source out.")
-    ] = False,
+    source: Annotated[str | None, Option(help="Test images of this set.", show_default="the run's own")] = None,
+    convert: Annotated[bool, Option("--convert", help="Resize and recolour images as the model needs them.")] = False,
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave damaged images of --source out.")] = False,
     corrupt: CorruptOption = None,
-    corrupt_seed: Annotated[int, typer.Option(help="Seed of the corruption.")] = 0,
-    by_class: Annotated[bool, typer.Option("--by-class", help="Show the scores of every class.")] = False,
+    corrupt_seed: Annotated[int, Option(help="Seed of the corruption.")] = 0,
+    by_class: Annotated[bool, Option("--by-class", help="Show the scores of every class.")] = False,
     uncalibrated: parameters.Uncalibrated = False,
     sampling: parameters.Sampling,
     data: parameters.Data = None,
@@ -114,9 +107,9 @@ def _print_evaluations(
 def calibrate(
     run: parameters.Run,
     *,
-    calibrator: Annotated[str, typer.Option(help="temperature, vector, platt or isotonic.")] = "temperature",
+    calibrator: Annotated[str, Option(help="temperature, vector, platt or isotonic.")] = "temperature",
     share: Annotated[
-        float, typer.Option(help="Part of the hold-out to use, chosen by --seed; 0.5 leaves half for `calgp decide`.")
+        float, Option(help="Part of the hold-out to use, chosen by --seed; 0.5 leaves half for `calgp decide`.")
     ] = 1.0,
     sampling: parameters.Sampling,
     data: parameters.Data = None,
@@ -144,12 +137,12 @@ def decide(
     run: parameters.Run,
     *,
     error: ErrorOption = None,
-    confidence: Annotated[float, typer.Option(help="Probability that --error holds on new images.")] = 0.95,
+    confidence: Annotated[float, Option(help="Probability that --error holds on new images.")] = 0.95,
     empirical: EmpiricalOption = False,
     score: ScoreOption = "confidence",
     coverage: CoverageOption = None,
-    sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
-    by_class: Annotated[bool, typer.Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
+    sets: Annotated[str, Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
+    by_class: Annotated[bool, Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
     empty: EmptyOption = False,
     false_alarm: FalseAlarmOption = None,
     uncalibrated: parameters.Uncalibrated = False,
@@ -184,8 +177,8 @@ def decide(
 
 
 def ensemble(
-    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, of the same classes and images.")],
-    folder: Annotated[Path, typer.Option("--out", help="The folder of the ensemble.")],
+    run: Annotated[list[str], Argument(metavar="RUN...", help="Finished runs, of the same classes and images.")],
+    folder: Annotated[Path, Option("--out", help="The folder of the ensemble.")],
 ) -> None:
     """Average the predictions of several finished runs: a deep ensemble.
 
@@ -203,7 +196,7 @@ def verify(
     run: parameters.Run,
     data: parameters.Data = None,
     device: parameters.Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="as the evaluations")] = None,
+    threads: Annotated[int | None, Option(help="CPU threads.", show_default="as the evaluations")] = None,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Repeat the evaluations of a run and compare them with those in its folder; status 1 if they differ.
@@ -227,7 +220,7 @@ def verify(
 
 
 def compare(
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
+    run: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
     *,
     table: parameters.Csv,
     as_json: parameters.AsJson = False,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import check_images, check_run, is_rank_zero, note, open_folder, out, say
@@ -13,23 +13,23 @@ from calgp.errors import CalgpError
 MANY = "Many images"
 ImagesArgument = Annotated[
     list[Path],
-    typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
+    Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--out",
         help="Write .npz files into this folder instead; the same command again makes those that are missing.",
         rich_help_panel=MANY,
         show_default="none",
     ),
 ]
-RowsOption = Annotated[int, typer.Option(help="Images in each file of --out.", rich_help_panel=MANY)]
+RowsOption = Annotated[int, Option(help="Images in each file of --out.", rich_help_panel=MANY)]
 SkipOption = Annotated[
-    bool, typer.Option("--skip-unreadable", help="Leave damaged images out of --out.", rich_help_panel=MANY)
+    bool, Option("--skip-unreadable", help="Leave damaged images out of --out.", rich_help_panel=MANY)
 ]
 OnOption = Annotated[
-    str, typer.Option(help="Where --out is made: local, or ray (pip install calgp\\[ray]).", rich_help_panel=MANY)
+    str, Option(help="Where --out is made: local, or ray (pip install calgp\\[ray]).", rich_help_panel=MANY)
 ]
 
 

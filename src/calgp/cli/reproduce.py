@@ -4,30 +4,27 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import check_all_ran, out, say
 from calgp.errors import CalgpError
 
 NameArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.", show_default="list them"),
+    str | None, Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.", show_default="list them")
 ]
 ScaleOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="smoke (seconds), laptop (hours), desk (days) or paper (a GPU).",
         show_default="smoke; with --list laptop and desk",
     ),
 ]
 ResultsOption = Annotated[
-    list[Path] | None,
-    typer.Option(help="Where small results of finished runs lie.", show_default="results and OUT/results"),
+    list[Path] | None, Option(help="Where small results of finished runs lie.", show_default="results and OUT/results")
 ]
 KeepOption = Annotated[
-    Path | None,
-    typer.Option(help="Copy the small results of each finished run here.", show_default="OUT/results"),
+    Path | None, Option(help="Copy the small results of each finished run here.", show_default="OUT/results")
 ]
 
 
@@ -35,13 +32,13 @@ def reproduce(
     name: NameArgument = None,
     *,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the experiments, what is done of them and what is missing.")
+        bool, Option("--list", help="List the experiments, what is done of them and what is missing.")
     ] = False,
     scale: ScaleOption = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
+    folder: Annotated[Path, Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
     places: parameters.Workers,
-    faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
-    pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what is in --results.")] = False,
+    faithful: Annotated[bool, Option(help="As the authors' code, where it differs from the paper.")] = False,
+    pages: Annotated[bool, Option("--pages", help="Run nothing: pages of what is in --results.")] = False,
     results: ResultsOption = None,
     keep: KeepOption = None,
     data: parameters.Data = None,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.flags import takes_run
@@ -16,7 +16,7 @@ from calgp.json_values import Json
 
 TrainNetworkOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Fine-tune a pretrained network: timm:NAME, torchvision:NAME, transformers:FOLDER or file.py:function.",
         show_default="none",
         rich_help_panel="Model",
@@ -24,33 +24,28 @@ TrainNetworkOption = Annotated[
 ]
 TrainWeightsOption = Annotated[
     str | None,
-    typer.Option(
-        help="Weights for --network: a file, or `random`.", show_default="the library's", rich_help_panel="Model"
-    ),
+    Option(help="Weights for --network: a file, or `random`.", show_default="the library's", rich_help_panel="Model"),
 ]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
-]
-ResumeOption = Annotated[Path | None, typer.Option(help="Continue an interrupted run folder.", show_default="none")]
+OutOption = Annotated[Path | None, Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")]
+ResumeOption = Annotated[Path | None, Option(help="Continue an interrupted run folder.", show_default="none")]
 ContinueOption = Annotated[
-    bool, typer.Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
+    bool, Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
 ]
 TensorboardOption = Annotated[
-    Path | None, typer.Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
+    Path | None, Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="32-true, bf16-mixed, 16-mixed, 64-true …",
         show_default="32-true; bf16-mixed for compact from 10,000 steps or 20 minutes, if one device has it",
     ),
 ]
-AccumulateOption = Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")]
+AccumulateOption = Annotated[int, Option(help="Split each batch into this many parts, to save memory.")]
 WorkersOption = Annotated[
-    int | None,
-    typer.Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2"),
+    int | None, Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2")
 ]
-CheckpointOption = Annotated[float, typer.Option(help="Save the training this often; it changes no result.")]
+CheckpointOption = Annotated[float, Option(help="Save the training this often; it changes no result.")]
 
 
 @takes_run()

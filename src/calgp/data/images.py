@@ -127,7 +127,7 @@ class Images:
             )
         if channels == (1 if colour == "grey" else 3):
             return self
-        return replace(self, x=self.x.repeat(1, 3, 1, 1) if colour == "rgb" else _luma(self.x))
+        return replace(self, x=self.x.repeat(1, 3, 1, 1) if colour == "rgb" else luma(self.x))
 
     def checksum(self) -> str:
         """SHA-256 of shape, images and labels: equal if and only if the data are.
@@ -204,7 +204,7 @@ def _shuffled(y: Tensor, label: int, generator: torch.Generator) -> Tensor:
     return places[torch.randperm(len(places), generator=generator)]
 
 
-def _luma(x: Tensor) -> Tensor:
+def luma(x: Tensor) -> Tensor:
     """RGB to grey with Pillow's integers: L = (19595 R + 38470 G + 7471 B + 2¹⁵) / 2¹⁶."""
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32)
     parts = [

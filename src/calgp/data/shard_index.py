@@ -57,14 +57,12 @@ class ShardFiles(ImageFiles):
     def of(paths: Sequence[Path]) -> "ShardFiles":
         indices = [load_index(path) for path in paths]
         counts = [len(index.ends) for index in indices]
-        columns = {
-            field.name: np.concatenate([getattr(index, field.name) for index in indices])
-            for field in fields(ShardIndex)
-        }
+        names = [field.name for field in fields(ShardIndex)]
+        columns = {name: np.concatenate([getattr(index, name) for index in indices]) for name in names}
         before = np.cumsum([0, *(len(index.joined) for index in indices[:-1])])
-        names = FileNames(columns["joined"].tobytes(), columns["ends"] + np.repeat(before, counts))
+        files = FileNames(columns["joined"].tobytes(), columns["ends"] + np.repeat(before, counts))
         labels, starts = torch.from_numpy(columns["labels"]), np.cumsum([0, *counts[:-1]])
-        return ShardFiles(names, columns["lengths"], labels, tuple(paths), starts, columns["offsets"])
+        return ShardFiles(files, columns["lengths"], labels, tuple(paths), starts, columns["offsets"])
 
     @property
     def place(self) -> str:

@@ -117,19 +117,16 @@ def write_shards(
         raise CalgpError(f"{out} is not empty; write shards into a new folder.")
     layout = Folder(folder).layout()
     if strange := [name for name in layout.classes if not name.isprintable() or name != name.strip()]:
-        raise CalgpError(
-            f"Invalid class {strange[0]!r} of {folder}: must be printable, without outer spaces; rename it."
-        )
+        must = "must be printable, without outer spaces; rename it"
+        raise CalgpError(f"Invalid class {strange[0]!r} of {folder}: {must}.")
     out.mkdir(parents=True, exist_ok=True)
     (out / CLASSES_FILE).write_text("".join(f"{name}\n" for name in layout.classes), "utf-8")
     total = sum(len(part.numbers) for part in layout.parts.values())
     for split, part in layout.parts.items():
         order = torch.randperm(len(part.numbers), generator=torch.Generator().manual_seed(0))
         for shard, numbers in enumerate(part.numbers[order].split(images_per_shard)):
-            images = (
-                (Path(part.files.place, part.files.names[number]), int(part.files.labels[number]))
-                for number in numbers.tolist()
-            )
+            paths = (Path(part.files.place, part.files.names[number]) for number in numbers.tolist())
+            images = zip(paths, part.files.labels[numbers].tolist(), strict=True)
             _write_shard(out / f"{split}-{shard:06}.tar", images, first=shard * images_per_shard)
             watch(len(numbers), total)
     return {split: len(part.numbers) for split, part in layout.parts.items()}

@@ -123,19 +123,16 @@ def common_format(sets: Sequence[ImageFiles], size: int | None, colour: Colour |
     """
     if size is not None and colour is not None:
         return Format((1 if colour == "grey" else 3, size, size), size, colour, [])
-    sizes, all_grey, unreadable = set[tuple[int, int]](), True, list[str]()
-    every = ((each, number) for each in sets for number in range(len(each.names)))
-    for files, number in every:
-        name, header = files.names[number], _header(files, number)
-        if header is None:
-            unreadable.append(f"{name} is not a readable image")
-            continue
-        is_grey, shape = header
-        all_grey = all_grey and is_grey
-        sizes.add(shape)
+    sizes, colours, unreadable = set[tuple[int, int]](), set[Colour](), list[str]()
+    for files, number in ((each, number) for each in sets for number in range(len(each.names))):
+        if (header := _header(files, number)) is None:
+            unreadable.append(f"{files.names[number]} is not a readable image")
+        else:
+            colours.add("grey" if header[0] else "rgb")
+            sizes.add(header[1])
     if not sizes:
         raise unreadable_error(sets[0].place, unreadable)
-    colour, size = colour or ("grey" if all_grey else "rgb"), size or _side(sizes)
+    colour, size = colour or ("rgb" if "rgb" in colours else "grey"), size or _side(sizes)
     width, height = (size, size) if size else sizes.pop()
     return Format((1 if colour == "grey" else 3, height, width), size, colour, unreadable)
 

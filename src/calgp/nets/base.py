@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.data import Images
-from calgp.gp import Latent, Likelihood, Model, Noise, Posterior, Softmax, bound_filters, name_sites
+from calgp.gp import Latent, Likelihood, Model, Noise, Posterior, Softmax, bound_filters, convolutions, name_sites
 from calgp.options import Interval, options_of
 
 KEPT = Interval(2**-16, 1)  # π of masks, which are drawn by at most 16 binary digits
@@ -47,6 +47,13 @@ class Features(nn.Module, ABC):
     @abstractmethod
     def kl(self) -> Float[Tensor, ""]:
         """KL of q(Ψ), Eq. (8)."""
+
+
+class ConvolutionFeatures(Features):
+    """c(x | Ψ) of which the convolutions alone are inferred."""
+
+    def kl(self) -> Float[Tensor, ""]:
+        return torch.stack([each.kl() for each in convolutions(self)]).sum()
 
 
 class FeaturesModel(Model, ABC):

@@ -46,11 +46,7 @@ def largest(
 
 def each_largest(scale: Scale, methods: tuple[str, ...], panel: str) -> tuple[Cell, ...]:
     """Methods on a panel, each at the largest training size at which it is run itself."""
-    setting = scale.settings[panel]
-    return tuple(
-        Cell(method, panel, None, scale.runs(method, panel, setting.largest_of((method,))), setting.samples)
-        for method in methods
-    )
+    return tuple(cell for method in methods for cell in largest(scale, (method,), (panel,)))
 
 
 def sizes(scale: Scale) -> tuple[Cell, ...]:
@@ -73,14 +69,11 @@ def _with_options(runs: tuple[Run, ...], **options: object) -> tuple[Run, ...]:
 def depths(scale: Scale) -> tuple[Cell, ...]:
     setting = scale.settings[CIFAR10_DEPTH]
     runs = scale.runs(RF, CIFAR10_DEPTH, setting.largest)
-    return tuple(
-        Cell(
-            RF, CIFAR10_DEPTH, float(depth),
-            _with_options(runs, depth=depth, width=scale.width if depth > 1 else None),
-            setting.samples,
-        )
-        for depth in scale.depths
-    )  # fmt: skip
+    cells = []
+    for depth in scale.depths:
+        changed = _with_options(runs, depth=depth, width=scale.width if depth > 1 else None)
+        cells.append(Cell(RF, CIFAR10_DEPTH, float(depth), changed, setting.samples))
+    return tuple(cells)
 
 
 def outside(scale: Scale) -> tuple[Cell, ...]:
@@ -111,12 +104,9 @@ GPDNN_PRIOR = "GPDNN, prior on filters"
 def masked_filters(scale: Scale) -> tuple[Cell, ...]:
     """GPDNN+MCD, and what it is without its masks alone: the same rate, the same prior on the filters."""
     cells = largest(scale, (RF, GPDNN_MCD, GPDNN), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP))
-    without_masks = [
-        replace(cell, method=GPDNN_PRIOR, runs=_with_options(cell.runs, keep_filters=1.0, filter_prior=True))
-        for cell in cells
-        if cell.method == GPDNN_MCD
-    ]
-    return (*cells, *without_masks)
+    masked = (cell for cell in cells if cell.method == GPDNN_MCD)
+    unmasked = ((cell, _with_options(cell.runs, keep_filters=1.0, filter_prior=True)) for cell in masked)
+    return (*cells, *(replace(cell, method=GPDNN_PRIOR, runs=runs) for cell, runs in unmasked))
 
 
 @dataclass(frozen=True)
@@ -152,10 +142,7 @@ DIFFERENCES = {
         Difference("ECE losing p = 1 (code)", instead=(("ece", "ece_authors"),)),
         Difference("BRIER divided by Q (text)", instead=(("brier", "brier_mean"),)),
     ),
-    MNIST_DEEP: (
-        Difference(BASE),
-        Difference("batch moments in prediction (code)", backbone={"batch_moments": True}),
-    ),
+    MNIST_DEEP: (Difference(BASE), Difference("batch moments in prediction (code)", backbone={"batch_moments": True})),
 }
 
 
@@ -170,12 +157,9 @@ def ablation(scale: Scale) -> tuple[Cell, ...]:
         for each in differences:
             runs = tuple(map(each.changed, base))
             cells.append(Cell(each.says, panel, None, runs, setting.samples, instead=each.instead))
-    whole = tuple(map(faithful, next(cell for cell in cells if cell.panel == MNIST).runs))
-    cells.append(
-        Cell("all that the code has (--faithful)", MNIST, None, whole, scale.settings[MNIST].samples,
-             instead=(("ece", "ece_authors"),))
-    )  # fmt: skip
-    return tuple(cells)
+    base = next(cell for cell in cells if cell.panel == MNIST)
+    whole, as_coded = tuple(map(faithful, base.runs)), (("ece", "ece_authors"),)
+    return *cells, replace(base, method="all that the code has (--faithful)", runs=whole, instead=as_coded)
 
 
 def shift(scale: Scale) -> tuple[Cell, ...]:

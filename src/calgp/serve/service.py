@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import numpy as np
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -99,9 +98,9 @@ class Service:
         images = await self._uploads.read(request)
         numbers = len(images) * asked.samples * len(self.model.classes)
         if draws and self.model.random and numbers > self.limits.draws:
+            most = self.limits.draws
             raise HTTPProblem(
-                422,
-                f"Invalid draws=true: images × samples × classes must be at most {self.limits.draws}, not {numbers}.",
+                422, f"Invalid draws=true: images × samples × classes must be at most {most}, not {numbers}."
             )
 
         def send(report: Progress | Exception) -> None:
@@ -138,9 +137,7 @@ class Service:
             done = report.done
             if done:
                 self.metrics.observe_answers(report.answers)
-            draws = report.draws and [
-                np.round(each.double().numpy(), 7).tolist() for each in report.draws
-            ]  # as float32
+            draws = report.draws and [each.double().round(decimals=7).tolist() for each in report.draws]  # as float32
             line = StreamLine.model_construct(
                 done=done, samples=report.samples, total=job.samples, classes=self.model.classes, seed=job.seed,
                 predictions=report.answers, draws=draws,
