@@ -106,10 +106,10 @@ def calgp(
         out.print(__version__)
         raise typer.Exit
     for each in network or []:
-        _know_network(each)
+        _register_network(each)
 
 
-def _know_network(text: str) -> None:
+def _register_network(text: str) -> None:
     from calgp.nets import BACKBONES
     from calgp.nets.user_code import import_function
     from calgp.nets.wrap import wrap

@@ -9,30 +9,25 @@ from calgp.cli import parameters, rooms
 from calgp.cli.predict import show_predictions
 from calgp.cli.shared import check_images, check_seed, out, say
 
-NetworkOption = Annotated[
-    str, Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
-]
-WeightsOption = Annotated[
-    str | None,
-    Option(
-        help="A .safetensors file or a PyTorch state dict; `random` for none.",
-        show_default="downloaded by the library; those that file.py:function gives",
-    ),
-]
 FeaturesOption = Annotated[
     str | None, Option(help="The module whose output is used as features.", show_default="what enters the last layer")
-]
-WorkersOption = Annotated[
-    int | None, Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
 ]
 
 
 def embed(
     *,
-    network: NetworkOption,
+    network: Annotated[
+        str, Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
+    ],
     source: Annotated[str, Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
     folder: Annotated[Path, Option("--out", help="The folder of embeddings.")],
-    weights: WeightsOption = None,
+    weights: Annotated[
+        str | None,
+        Option(
+            help="A .safetensors file or a PyTorch state dict; `random` for none.",
+            show_default="downloaded by the library; those that file.py:function gives",
+        ),
+    ] = None,
     split: Annotated[Literal["train", "val", "test", "all"], Option(help="Which images.")] = "all",
     features: FeaturesOption = None,
     batch_size: Annotated[int, Option(help="Images at a time.")] = 50,
@@ -40,7 +35,9 @@ def embed(
     skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out damaged images.")] = False,
     data: parameters.Data = None,
     compute: parameters.Compute,
-    workers: WorkersOption = None,
+    workers: Annotated[
+        int | None, Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
+    ] = None,
     places: parameters.Workers,
 ) -> None:
     """Run a pretrained network once over images, and keep its features as embeddings.
@@ -77,41 +74,32 @@ def _embed(
     )
 
 
-FitOutOption = Annotated[
-    Path, Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
-]
-EmbeddingsArgument = Annotated[
-    Path | None,
-    Argument(
-        metavar="EMBEDDINGS",
-        help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
-        "folder to make.",
-        show_default="with --network, beside --out, named by network and images",
-    ),
-]
-HoldoutOption = Annotated[
-    float, Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
-]
-PredictionsOption = Annotated[
-    Path | None, Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
-]
-TestOption = Annotated[Path | None, Option(help="Embeddings to test on.", show_default="a fifth of the rows")]
-FirstNetworkOption = Annotated[
-    str | None, Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
-]
-FirstSourceOption = Annotated[
-    str | None, Option(help="The images for --network, such as folder:photos.", show_default="none")
-]
-
-
 def fit(
-    model: FitOutOption,
-    embeddings: EmbeddingsArgument = None,
-    test: TestOption = None,
-    holdout: HoldoutOption = 0.0,
-    predictions: PredictionsOption = None,
-    network: FirstNetworkOption = None,
-    source: FirstSourceOption = None,
+    model: Annotated[
+        Path, Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
+    ],
+    embeddings: Annotated[
+        Path | None,
+        Argument(
+            metavar="EMBEDDINGS",
+            help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
+            "folder to make.",
+            show_default="with --network, beside --out, named by network and images",
+        ),
+    ] = None,
+    test: Annotated[Path | None, Option(help="Embeddings to test on.", show_default="a fifth of the rows")] = None,
+    holdout: Annotated[
+        float, Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
+    ] = 0.0,
+    predictions: Annotated[
+        Path | None, Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
+    ] = None,
+    network: Annotated[
+        str | None, Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
+    ] = None,
+    source: Annotated[
+        str | None, Option(help="The images for --network, such as folder:photos.", show_default="none")
+    ] = None,
     weights: Annotated[str | None, Option(help="Weights for --network.", show_default="as of `calgp embed`")] = None,
     seed: Annotated[int, Option(help="Seed that chooses the test rows.", callback=check_seed)] = 0,
     data: parameters.Data = None,

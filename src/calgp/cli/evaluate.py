@@ -13,28 +13,6 @@ from calgp.cli.predict import warn_of_decisions
 from calgp.cli.shared import check_run, check_source, is_rank_zero, open_fabric, open_folder, out, say, writable
 from calgp.errors import CalgpError, path_error
 
-CorruptOption = Annotated[
-    str | None,
-    Option(
-        metavar="KIND[:SEVERITY]",
-        help="Corrupt the images first: noise:3, or noise for all five severities.",
-        show_default="none",
-    ),
-]
-ErrorOption = Annotated[
-    float | None, Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer")
-]
-ScoreOption = Annotated[str, Option(help="The uncertainty score: confidence, entropy or mutual-information.")]
-CoverageOption = Annotated[
-    float | None, Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
-]
-FalseAlarmOption = Annotated[
-    float | None,
-    Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
-]
-EmpiricalOption = Annotated[bool, Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")]
-EmptyOption = Annotated[bool, Option("--empty", help="Leave empty sets empty, instead of adding the top class.")]
-
 
 def evaluate(
     run: parameters.Run,
@@ -42,7 +20,14 @@ def evaluate(
     source: Annotated[str | None, Option(help="Test images of this set.", show_default="the run's own")] = None,
     convert: Annotated[bool, Option("--convert", help="Resize and recolour images as the model needs them.")] = False,
     skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave damaged images of --source out.")] = False,
-    corrupt: CorruptOption = None,
+    corrupt: Annotated[
+        str | None,
+        Option(
+            metavar="KIND[:SEVERITY]",
+            help="Corrupt the images first: noise:3, or noise for all five severities.",
+            show_default="none",
+        ),
+    ] = None,
     corrupt_seed: Annotated[int, Option(help="Seed of the corruption.")] = 0,
     by_class: Annotated[bool, Option("--by-class", help="Show the scores of every class.")] = False,
     uncalibrated: parameters.Uncalibrated = False,
@@ -136,15 +121,27 @@ def calibrate(
 def decide(
     run: parameters.Run,
     *,
-    error: ErrorOption = None,
+    error: Annotated[
+        float | None,
+        Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer"),
+    ] = None,
     confidence: Annotated[float, Option(help="Probability that --error holds on new images.")] = 0.95,
-    empirical: EmpiricalOption = False,
-    score: ScoreOption = "confidence",
-    coverage: CoverageOption = None,
+    empirical: Annotated[
+        bool, Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
+    ] = False,
+    score: Annotated[
+        str, Option(help="The uncertainty score: confidence, entropy or mutual-information.")
+    ] = "confidence",
+    coverage: Annotated[
+        float | None, Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
+    ] = None,
     sets: Annotated[str, Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
     by_class: Annotated[bool, Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
-    empty: EmptyOption = False,
-    false_alarm: FalseAlarmOption = None,
+    empty: Annotated[bool, Option("--empty", help="Leave empty sets empty, instead of adding the top class.")] = False,
+    false_alarm: Annotated[
+        float | None,
+        Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
+    ] = None,
     uncalibrated: parameters.Uncalibrated = False,
     sampling: parameters.Sampling,
     data: parameters.Data = None,

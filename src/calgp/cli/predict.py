@@ -11,31 +11,14 @@ from calgp.cli.shared import check_images, check_run, is_rank_zero, note, open_f
 from calgp.errors import CalgpError
 
 MANY = "Many images"
-ImagesArgument = Annotated[
-    list[Path],
-    Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
-]
-OutOption = Annotated[
-    Path | None,
-    Option(
-        "--out",
-        help="Write .npz files into this folder instead; the same command again makes those that are missing.",
-        rich_help_panel=MANY,
-        show_default="none",
-    ),
-]
-RowsOption = Annotated[int, Option(help="Images in each file of --out.", rich_help_panel=MANY)]
-SkipOption = Annotated[
-    bool, Option("--skip-unreadable", help="Leave damaged images out of --out.", rich_help_panel=MANY)
-]
-OnOption = Annotated[
-    str, Option(help="Where --out is made: local, or ray (pip install calgp\\[ray]).", rich_help_panel=MANY)
-]
 
 
 def predict(
     run: parameters.Run,
-    images: ImagesArgument,
+    images: Annotated[
+        list[Path],
+        Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
+    ],
     *,
     table: parameters.Csv,
     uncalibrated: parameters.Uncalibrated = False,
@@ -43,10 +26,22 @@ def predict(
     compute: parameters.Compute,
     devices: parameters.Devices = 1,
     as_json: parameters.AsJson = False,
-    folder: OutOption = None,
-    rows_per_shard: RowsOption = 1000,
-    skip_unreadable: SkipOption = False,
-    on: OnOption = "local",
+    folder: Annotated[
+        Path | None,
+        Option(
+            "--out",
+            help="Write .npz files into this folder instead; the same command again makes those that are missing.",
+            rich_help_panel=MANY,
+            show_default="none",
+        ),
+    ] = None,
+    rows_per_shard: Annotated[int, Option(help="Images in each file of --out.", rich_help_panel=MANY)] = 1000,
+    skip_unreadable: Annotated[
+        bool, Option("--skip-unreadable", help="Leave damaged images out of --out.", rich_help_panel=MANY)
+    ] = False,
+    on: Annotated[
+        str, Option(help="Where --out is made: local, or ray (pip install calgp\\[ray]).", rich_help_panel=MANY)
+    ] = "local",
     jobs: parameters.Jobs = None,
     address: parameters.Address = None,
     gpus: parameters.Gpus = 0.0,

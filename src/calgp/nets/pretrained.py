@@ -30,8 +30,8 @@ RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, in t
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `find_network` was asked for: another process can ask for the same."""
+class NetworkRequest:
+    """The arguments of `find_network`, so that another process can make the same call."""
 
     name: str
     weights: str | None = None
@@ -41,7 +41,7 @@ class Asked:
     def open(self) -> "FeatureExtractor":
         return find_network(self.name, self.weights, features=self.features, size=self.size)
 
-    def absolute(self) -> "Asked":
+    def absolute(self) -> "NetworkRequest":
         """The same from any working directory."""
         kind, _, rest = self.name.partition(":")
         path, _, function = self.name.rpartition(":")
@@ -63,7 +63,7 @@ class FeatureExtractor:
     network: WrappedFeatures
     preprocessing: Preprocessing
     weights: str
-    asked: Asked
+    asked: NetworkRequest
 
     @property
     def width(self) -> int:
@@ -128,7 +128,7 @@ def find_network(
     if file is not None and tensors is not None:
         put_weights(found.network, tensors, file)
     found = found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  (twice as fast on a CPU)
-    asked = Asked(name, None if weights is None else str(weights), features, size)
+    asked = NetworkRequest(name, None if weights is None else str(weights), features, size)
     return FeatureExtractor(name, found, preprocessing, weights_digest(found.network), asked)
 
 

@@ -138,7 +138,8 @@ def entropy_percentiles(classifier: Classifier, source: str, calibrator: str | N
     shares = torch.linspace(0, 1, 101, dtype=torch.float64)
     with suppress(CalgpError):
         columns = classifier.folder.predictions(source, calibrator, len(classifier.classes))
-        return columns and columns["entropy"].double().clamp(min=0).quantile(shares).tolist()
+        if columns is not None:
+            return columns["entropy"].double().clamp(min=0).quantile(shares).tolist()
     return None
 
 

@@ -19,7 +19,7 @@ from calgp.serve.metrics import Metrics
 from calgp.serve.middleware import problem_response
 from calgp.serve.model import ServedModel
 from calgp.serve.problems import HTTPProblem
-from calgp.serve.schemas import Asked, AskedStream, PredictionResponse, StreamLine
+from calgp.serve.schemas import PredictionResponse, PredictQuery, StreamLine, StreamQuery
 from calgp.serve.uploads import Uploads
 
 Reports = asyncio.Queue[Progress | Exception]
@@ -67,7 +67,7 @@ class Service:
         """Refuse a request, before anything of it is read, if not even one more image can be accepted."""
         self._running.check()
 
-    async def predict(self, request: Request, asked: Asked) -> Response:
+    async def predict(self, request: Request, asked: PredictQuery) -> Response:
         """One answer, when all samples are there."""
         reports: Reports = asyncio.Queue()
         job = await self._submit(request, reports, asked)
@@ -81,7 +81,7 @@ class Service:
         )
         return Response(found.model_dump_json(), media_type="application/json")
 
-    async def stream(self, request: Request, asked: AskedStream) -> Response:
+    async def stream(self, request: Request, asked: StreamQuery) -> Response:
         """Lines of JSON while samples arrive."""
         reports: Reports = asyncio.Queue()
         step = asked.every or max(asked.samples // 25, 1)
@@ -89,7 +89,7 @@ class Service:
         return _JobResponse(self._lines(job, reports), lambda: self._running.cancel(job))
 
     async def _submit(
-        self, request: Request, reports: Reports, asked: Asked, *, step: int | None = None, draws: bool = False
+        self, request: Request, reports: Reports, asked: PredictQuery, *, step: int | None = None, draws: bool = False
     ) -> Job:
         """Read a request's images and queue them; what becomes of them arrives in `reports`."""
         if asked.samples > self.limits.samples:
