@@ -1,6 +1,6 @@
 """Images that stay in their files until they are read."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,15 +132,11 @@ def common_format(sets: Sequence[ImageFiles], size: int | None, colour: Colour |
             sizes.add(header[1])
     if not sizes:
         raise unreadable_error(sets[0].place, unreadable)
-    colour, size = colour or ("rgb" if "rgb" in colours else "grey"), size or _side(sizes)
+    colour, longest = colour or ("rgb" if "rgb" in colours else "grey"), max(map(max, sizes))
+    if size is None and (len(sizes) > 1 or longest > LARGEST_KEPT):
+        size = min(longest, SIDE)
     width, height = (size, size) if size else sizes.pop()
     return Format((1 if colour == "grey" else 3, height, width), size, colour, unreadable)
-
-
-def _side(sizes: Collection[tuple[int, int]]) -> int | None:
-    """The side that images of these sizes are stretched to, if they have to be."""
-    longest = max(map(max, sizes))
-    return None if len(sizes) == 1 and longest <= LARGEST_KEPT else min(longest, SIDE)
 
 
 def _header(files: ImageFiles, number: int) -> tuple[bool, tuple[int, int]] | None:

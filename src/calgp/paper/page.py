@@ -57,14 +57,10 @@ def write_experiment(
     )
     table = table_of(experiment, rows)
     summary = {
-        "experiment": experiment.name,
-        "scale": scale.name,
-        "faithful": authors,
-        "claim": experiment.claim,
-        "rows": table,
-        "verdicts": [tables.verdict_summary(verdict, rows) for verdict in found],
+        "experiment": experiment.name, "scale": scale.name, "faithful": authors, "claim": experiment.claim,
+        "rows": table, "verdicts": [tables.verdict_summary(verdict, rows) for verdict in found],
         "runs": {key(run): train_command(run) for cell in cells for run in cell.runs},
-    }
+    }  # fmt: skip
     figures = {f"{name}.svg": drawn.svg for name, drawn in drawings.items()}
     figures |= {f"{name}.png": drawn.png for name, drawn in drawings.items()}
     plain = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"

@@ -126,14 +126,10 @@ def at_paper_scale(panel: str, runs: Sequence[Run]) -> bool:
     Budgets are not compared: the paper names neither steps nor epochs.
     """
     setting = SCALES["paper"].settings.get(panel)
-    return bool(runs) and setting is not None and all(_like_paper(run, setting) for run in runs)
-
-
-def _like_paper(run: Run, setting: Setting) -> bool:
-    # `--faithful` changes how a network predicts, not the network
-    same = run.backbone.as_authors() == setting.backbone.as_authors()
-    same_network = same or not run.method.uses_network
-    return run.source == setting.source and run.train_size is None and same_network
+    if not runs or setting is None or any(run.source != setting.source or run.train_size is not None for run in runs):
+        return False
+    network = setting.backbone.as_authors()  # `--faithful` changes how a network predicts, not the network
+    return all(run.backbone.as_authors() == network for run in runs if run.method.uses_network)
 
 
 def faithful(run: Run) -> Run:

@@ -26,14 +26,7 @@ Reports = asyncio.Queue[Progress | Exception]
 
 
 class Service:
-    """A run that is served: its model, the thread that computes, the processes that decode.
-
-    Args:
-        classifier: the run.
-        limits: what is accepted at most.
-        threads: of torch, for the model.
-        on_death: is called when the model's thread has died.
-    """
+    """A run that is served: its model, the thread that computes, the processes that decode. Arguments: `create_app`."""
 
     def __init__(
         self, classifier: Classifier, limits: Limits, threads: int | None, on_death: Callable[[], None]
