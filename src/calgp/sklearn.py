@@ -262,8 +262,9 @@ def _range(pixels: np.ndarray, given: tuple[float, float] | None) -> tuple[float
     if given is not None:
         low, high = given
         if not -np.inf < low < high < np.inf:
-            must = "must be (black, white) with black below white, such as (0, 1)"
-            raise ValueError(f"Invalid pixel_range={given}: {must}.")
+            raise ValueError(
+                f"Invalid pixel_range={given}: must be (black, white) with black below white, such as (0, 1)."
+            )
         return float(low), float(high)
     low, high = float(pixels.min()), float(pixels.max())
     if low >= 0 and high <= 1:

@@ -20,8 +20,7 @@ from .streaming import StreamedPixels, common_format, unreadable_error
 TEST_SHARE = 0.2
 _SPLIT_SEED = 0
 PART_NAMES: dict[str, Split] = {
-    "train": "train", "training": "train",
-    "val": "val", "valid": "val", "validation": "val",
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
 _PURPOSE: dict[Split, str] = {"train": "to train on", "val": "held out", "test": "to test on"}

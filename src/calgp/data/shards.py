@@ -117,8 +117,9 @@ def write_shards(
         raise CalgpError(f"{out} is not empty; write shards into a new folder.")
     layout = Folder(folder).layout()
     if strange := [name for name in layout.classes if not name.isprintable() or name != name.strip()]:
-        must = "must be printable, without outer spaces; rename it"
-        raise CalgpError(f"Invalid class {strange[0]!r} of {folder}: {must}.")
+        raise CalgpError(
+            f"Invalid class {strange[0]!r} of {folder}: must be printable, without outer spaces; rename it."
+        )
     out.mkdir(parents=True, exist_ok=True)
     (out / CLASSES_FILE).write_text("".join(f"{name}\n" for name in layout.classes), "utf-8")
     total = sum(len(part.numbers) for part in layout.parts.values())

@@ -55,5 +55,6 @@ class Limits:
         for field in fields(self):
             value, least = getattr(self, field.name), 0 if field.type is float else 1
             if not least <= value < float("inf"):
-                must = f"must be at least {least}, such as {field.default}"
-                raise CalgpError(f"Invalid limit {field.name}={value}: {must}.")
+                raise CalgpError(
+                    f"Invalid limit {field.name}={value}: must be at least {least}, such as {field.default}."
+                )
