@@ -210,7 +210,7 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
             self.calibration_, self.calibrator_ = trained.calibration, trained.calibrator
 
     def _read(self, X: Any) -> Tensor:
-        """Pictures to predict, as those that were learned."""
+        """Images to predict, in the form of those that `fit` has seen."""
         X = validate_data(self, X, allow_nd=True, reset=False)
         pixels = arranged(X, self.image_shape, self.channels)
         if pixels.shape[1:] != self.image_shape_:

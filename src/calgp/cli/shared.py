@@ -111,7 +111,7 @@ def open_folder(name: str) -> Any:
 
 
 def writable(folder: Any) -> Any:
-    """The shipped run is part of the package: what is made of it goes into a copy in this directory, whole or not."""
+    """A run folder that may be written into: of the run in the package, a complete copy at runs/shipped."""
     import shutil
     import tempfile
 

@@ -135,7 +135,7 @@ def _watched(
     *,
     resume: bool,
 ) -> "Iterator[Callable[[rooms.training.Step], None]]":
-    """What shows each step: a bar, and TensorBoard if asked for; nothing but on the first rank."""
+    """What is called with each step: a progress bar, and TensorBoard if asked for; nothing on other ranks than 0."""
     with ExitStack() as stack:
         watches = []
         if is_rank_zero():
@@ -199,7 +199,7 @@ def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
 
 
 def _can_continue(run: Any, folder: Any) -> tuple[bool, bool]:
-    """Whether a folder holds something of this run to go on with, and whether all of it."""
+    """Whether a folder holds this run, so that training can continue, and whether it is finished."""
     if not (folder.path / "run.json").is_file():
         return False, False
     begun = folder.card().run

@@ -57,7 +57,7 @@ class ConvolutionFeatures(Features):
 
 
 class FeaturesModel(Model, ABC):
-    """A model of f at the features c(x | Ψ); what its samples share is what those of the network share."""
+    """A model of f at the features c(x | Ψ). Its stem, computed once for all samples, is that of the network."""
 
     def __init__(self, features: Features) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Line:
-    """A method's values against x, with its standard error, or what else is known of its chance."""
+    """A method's points (x, value, standard error or half an interval)."""
 
     label: str
     points: Sequence[tuple[float, float, float | None]]
