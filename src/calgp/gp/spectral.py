@@ -1,4 +1,4 @@
-"""Filters of bounded spectral norm: distances between features stay bounded by those of images (Liu et al. 2020)."""
+"""Filters of bounded spectral norm: they stretch distances between images by a bounded factor (SNGP, Liu et al. 2020)."""
 
 import torch
 from jaxtyping import Float

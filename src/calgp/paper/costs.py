@@ -1,4 +1,4 @@
-"""What a prediction costs: the methods of an experiment are timed in turns, since times of other days do not compare."""
+"""What a prediction costs: methods of an experiment are timed in turns, since times of other days do not compare."""
 
 import hashlib
 import json

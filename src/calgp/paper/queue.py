@@ -64,7 +64,7 @@ class Tuning:
         return total
 
     def share_done(self, where: Paths) -> float:
-        """Not told by files."""
+        """0: no file says how far a search is."""
         return 0.0
 
     def perform(self, where: Paths, watch: Callable[[float], None]) -> None:
