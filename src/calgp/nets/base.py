@@ -49,7 +49,7 @@ class Features(nn.Module, ABC):
         """KL of q(Ψ), Eq. (8)."""
 
 
-class ConvolutionFeatures(Features):
+class ConvFeatures(Features):
     """c(x | Ψ) of which the convolutions alone are inferred."""
 
     def kl(self) -> Float[Tensor, ""]:

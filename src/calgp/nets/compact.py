@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from calgp.data import Images
 from calgp.gp import UNMASKED, Convolution, Noise, Posterior, convolutions
-from calgp.nets.base import HIDDEN, Backbone, ConvolutionFeatures, Task, bound_spectrum, canvas, check_widths
+from calgp.nets.base import HIDDEN, Backbone, ConvFeatures, Task, bound_spectrum, canvas, check_widths
 from calgp.nets.lenet import LeNet
 from calgp.nets.resnet import batch_norm
 from calgp.nets.standardised import standardisers
@@ -73,7 +73,7 @@ class Compact(Backbone):
             features.whitening.fit(x)
 
 
-class CompactFeatures(ConvolutionFeatures):
+class CompactFeatures(ConvFeatures):
     """The network that a `Compact` describes."""
 
     def __init__(self, spec: Compact, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:

@@ -9,16 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.gp import UNMASKED, Noise, Posterior, convolutions
-from calgp.nets.base import (
-    HIDDEN,
-    LARGEST_SIDE,
-    Backbone,
-    ConvolutionFeatures,
-    Task,
-    bound_spectrum,
-    canvas,
-    check_widths,
-)
+from calgp.nets.base import HIDDEN, LARGEST_SIDE, Backbone, ConvFeatures, Task, bound_spectrum, canvas, check_widths
 from calgp.nets.lenet import LeNet
 from calgp.options import COUNT, Interval, check_options, like, option
 
@@ -63,7 +54,7 @@ class ResNet(Backbone):
         return ResNetFeatures(self, task, posterior, generator)
 
 
-class ResNetFeatures(ConvolutionFeatures):
+class ResNetFeatures(ConvFeatures):
     """The network that a `ResNet` describes. Prediction uses running batch-norm statistics, unless it should not, and
     never changes them.
     """

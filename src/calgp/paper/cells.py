@@ -14,16 +14,14 @@ from .rows import Cell
 from .scales import (
     ALL,
     CAL,
-    CIFAR10,
-    CIFAR10_DEEP,
     CIFAR10_DEPTH,
-    CIFAR100_DEEP,
     GPDNN,
     GPDNN_MCD,
     INTEGRATED,
     MCD,
     MNIST,
     MNIST_DEEP,
+    PANELS,
     RF,
     SORF,
     Scale,
@@ -52,7 +50,7 @@ def each_largest(scale: Scale, methods: tuple[str, ...], panel: str) -> tuple[Ce
 def sizes(scale: Scale) -> tuple[Cell, ...]:
     return tuple(
         Cell(method, panel, float(setting.size(size)), scale.runs(method, panel, size), setting.samples)
-        for panel in (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP)
+        for panel in PANELS
         if panel in scale.settings
         for setting in [scale.settings[panel]]
         for method in (*ALL, *INTEGRATED)
@@ -90,7 +88,7 @@ def outside(scale: Scale) -> tuple[Cell, ...]:
 
 
 def thetas(scale: Scale) -> tuple[Cell, ...]:
-    fixed = largest(scale, (SORF,), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP), beside=ALL)
+    fixed = largest(scale, (SORF,), PANELS, beside=ALL)
     pairs = []
     for cell in fixed:
         runs = _with_options(cell.runs, learn_theta=True) if scale.settings[cell.panel].learned_theta else ()
@@ -103,7 +101,7 @@ GPDNN_PRIOR = "GPDNN, prior on filters"
 
 def masked_filters(scale: Scale) -> tuple[Cell, ...]:
     """GPDNN+MCD, and what it is without its masks alone: the same rate, the same prior on the filters."""
-    cells = largest(scale, (RF, GPDNN_MCD, GPDNN), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP))
+    cells = largest(scale, (RF, GPDNN_MCD, GPDNN), PANELS)
     masked = (cell for cell in cells if cell.method == GPDNN_MCD)
     unmasked = ((cell, _with_options(cell.runs, keep_filters=1.0, filter_prior=True)) for cell in masked)
     return (*cells, *(replace(cell, method=GPDNN_PRIOR, runs=runs) for cell, runs in unmasked))

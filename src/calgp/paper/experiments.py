@@ -14,8 +14,8 @@ from .scales import (
     CAL,
     CGP,
     CIFAR10,
-    CIFAR10_DEEP,
     CIFAR100_DEEP,
+    DEEP,
     EXISTING,
     GPDNN,
     GPDNN_MCD,
@@ -24,6 +24,7 @@ from .scales import (
     MNIST_DEEP,
     OURS,
     RF,
+    SHALLOW,
     SORF,
     SVDKL,
     Scale,
@@ -160,7 +161,7 @@ _EVERY = (
     Experiment(
         "fig5", "Reliability of CNN+GP(RF) and CNN+MCD",
         "CNN+GP(RF) and Bayesian CNNs (CNN+MCD) are well calibrated.",
-        lambda scale: cells.largest(scale, (RF, MCD), (CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP)),
+        lambda scale: cells.largest(scale, (RF, MCD), (CIFAR10, *DEEP)),
         (verdicts.below(f"ECE of CNN+GP(RF) and CNN+MCD is below {CALIBRATED}", (RF, MCD), "ece", CALIBRATED),),
         "reliability", tuple(row for row in TABLE_RF if row.panel != MNIST), metrics=(*PAPER, "gap"),
         notes=(_BOUND,),
@@ -179,9 +180,9 @@ _EVERY = (
         (
             verdicts.lower("Masked filters improve GPDNN in ECE", (GPDNN_MCD,), (GPDNN_PRIOR,), ("ece",)),
             verdicts.lower("Masked filters improve GPDNN in ERR", (GPDNN_MCD,), (GPDNN_PRIOR,), ("err",)),
-            verdicts.on((MNIST, CIFAR10), verdicts.alike(
+            verdicts.on(SHALLOW, verdicts.alike(
                 "CNN+GP(RF) is comparable with GPDNN+MCD on shallow networks", RF, GPDNN_MCD)),
-            verdicts.on((CIFAR10_DEEP, CIFAR100_DEEP), verdicts.lower(
+            verdicts.on(DEEP, verdicts.lower(
                 "CNN+GP(RF) is better than GPDNN+MCD on deep networks", (RF,), (GPDNN_MCD,), ("err", "mnll", "brier"))),
         ),
         "dots", (*TABLE_RF, *TABLE_GPDNN_MCD),

@@ -16,13 +16,14 @@ from calgp.search.halving import Budget
 MNIST, CIFAR10 = "MNIST, LeNet", "CIFAR-10, LeNet"
 CIFAR10_DEEP, CIFAR100_DEEP = "CIFAR-10, ResNet", "CIFAR-100, ResNet"
 MNIST_DEEP, CIFAR10_DEPTH = "MNIST, ResNet", "CIFAR-10, LeNet-3"
+SHALLOW, DEEP = (MNIST, CIFAR10), (CIFAR10_DEEP, CIFAR100_DEEP)
+PANELS = SHALLOW + DEEP
 
 RF, SORF, MCD, CAL = "CNN+GP(RF)", "CNN+GP(SORF)", "CNN+MCD", "CNN+CAL"
 GPDNN, GPDNN_MCD, CGP, SVDKL = "GPDNN", "GPDNN+MCD", "CGP", "SVDKL"
 SORF_INTEGRATED, RF_INTEGRATED = "CNN+GP(SORF), integrated", "CNN+GP(RF), integrated"  # beyond the paper: one pass
 OURS, EXISTING, INTEGRATED = (RF, SORF), (GPDNN, CGP, SVDKL), (SORF_INTEGRATED, RF_INTEGRATED)
 ALL = (RF, SORF, MCD, CAL, GPDNN, CGP, SVDKL)  # figure 2's
-
 
 RESNET_RATIO = 4  # N_RF is four times the 64 features of a ResNet (the authors' ratio), whatever a LeNet has
 
