@@ -29,7 +29,7 @@ class Published:
 
 
 def _published(method: str, source: str, **panels: str) -> tuple[Published, ...]:
-    names = dict(zip(("mnist", "cifar10", "deep10", "deep100"), PANELS, strict=True))
+    names: dict[str, str] = dict(zip(("mnist", "cifar10", "deep10", "deep100"), PANELS, strict=True))
     return tuple(
         Published(method, names[key], dict(zip(PAPER, map(float, text.split("/")), strict=True)), source)
         for key, text in panels.items()
