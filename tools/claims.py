@@ -13,7 +13,7 @@ from typing import Any
 
 from calgp.paper import EXPERIMENTS
 from calgp.paper.tables import NAMES as METRICS
-from calgp.report.svg import canvas, drawing
+from calgp.report.svg import drawing
 
 DOCS = Path(__file__).parent.parent / "docs"
 NAMES = {
@@ -154,8 +154,7 @@ def _kind(part: dict[str, Any]) -> str:
 
 def draw(claims: Sequence[Claim], path: Path) -> None:
     """A bar for each claim: shares of all its comparisons, at any scale, and how many there are."""
-    with drawing():
-        figure = canvas(860, 70 + 26 * len(claims))
+    with drawing(860, 70 + 26 * len(claims)) as figure:
         axes = figure.subplots()
         for place, claim in enumerate(claims):
             parts = [part for _, _, verdict in claim.found for part in verdict["comparisons"]]

@@ -29,8 +29,6 @@ from calgp.training import Step, train_run
 
 BATCH = 100
 CHANNELS = (1, 3, 4)
-
-
 # the options of a run that an estimator has under scikit-learn's names, or that make no sense of arrays
 OWN = {
     "method", "backbone", "source", "size", "colour", "train_size", "split_seed", "seed", "holdout", "patience",
@@ -166,10 +164,8 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
         """The description of a training on so many images, checked."""
         state = self.random_state
         seed = int(state) if isinstance(state, Integral) else check_random_state(state).randint(2**31 - 1)
-        given = {name: getattr(self, name) for name in RUN_OPTIONS}
-        options: dict[str, Json | Method | Backbone] = {
-            name: value for name, value in given.items() if value is not None
-        }
+        given = ((name, getattr(self, name)) for name in RUN_OPTIONS)
+        options: dict[str, Json | Method | Backbone] = {name: value for name, value in given if value is not None}
         options |= {"source": "arrays", "class_weights": self._weights(), "seed": seed}
         chosen = {"method": (self.method, self.method_options), "backbone": (self.backbone, self.backbone_options)}
         for what, (value, differing) in chosen.items():
@@ -185,10 +181,12 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
     def _weights(self) -> str | tuple[float, ...] | None:
         if not isinstance(self.class_weight, Mapping):
             return self.class_weight
-        if strange := set(self.class_weight) - set(self.classes_.tolist()):
-            raise ValueError(f"class_weight names {sorted(map(str, strange))}, which y has not: its classes are "
-                             f"{self.classes_.tolist()}.")  # fmt: skip
-        return tuple(float(self.class_weight.get(label, 1.0)) for label in self.classes_.tolist())
+        labels = self.classes_.tolist()
+        if strange := set(self.class_weight) - set(labels):
+            raise ValueError(
+                f"class_weight names {sorted(map(str, strange))}, which y has not: its classes are {labels}."
+            )
+        return tuple(float(self.class_weight.get(label, 1.0)) for label in labels)
 
     def _train(self, data: TrainingData) -> None:
         epoch = -(-len(data.train) // self.run_.batch_size)
@@ -200,10 +198,9 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
 
         with tempfile.TemporaryDirectory(prefix="calgp-") as place:
             folder = RunFolder(place)
+            fabric = open_device(self.device, self.precision)
             try:
-                trained = train_run(
-                    self.run_, folder, open_device(self.device, self.precision), data=data, watch=report
-                )
+                trained = train_run(self.run_, folder, fabric, data=data, watch=report)
             except Interrupted:  # its advice to resume is for run folders that stay
                 raise KeyboardInterrupt from None
             model = trained.model.cpu()
@@ -213,18 +210,15 @@ class ConvGPClassifier(ClassifierMixin, BaseEstimator, RunParameters):
             self.calibration_, self.calibrator_ = trained.calibration, trained.calibrator
 
     def _read(self, X: Any) -> Tensor:
-        """Pictures to predict, as those that were learned."""
+        """Images to predict, in the form of those that `fit` has seen."""
         X = validate_data(self, X, allow_nd=True, reset=False)
         pixels = arranged(X, self.image_shape, self.channels)
         if pixels.shape[1:] != self.image_shape_:
             has, wants = (" × ".join(map(str, shape)) for shape in (pixels.shape[1:], self.image_shape_))
             raise ValueError(f"X has images of {has}; fit has seen {wants} (channels × height × width).")
         if (X.dtype == np.uint8) != (self.pixel_range_ is None):
-            seen = (
-                "uint8"
-                if self.pixel_range_ is None
-                else f"numbers from {self.pixel_range_[0]} to {self.pixel_range_[1]}"
-            )
+            low, high = self.pixel_range_ or (None, None)
+            seen = "uint8" if low is None else f"numbers from {low} to {high}"
             raise ValueError(f"X has pixels of {X.dtype}; fit has seen {seen}: give the same kind.")
         return _bytes(pixels, self.pixel_range_)
 

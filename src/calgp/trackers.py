@@ -67,9 +67,7 @@ def scored(folder: RunFolder, step: int) -> Iterator[Scalar]:
     for found in [*folder.evaluations(), *folder.shifted()]:
         place = found.source.replace(":", "-").replace("~", "-")
         place += f".{found.calibrator}" if found.calibrator else ""
-        values = (
-            {} if found.scores is None else {name: value for name, value in vars(found.scores).items() if name != "n"}
-        )
+        values = {} if found.scores is None else {name: v for name, v in vars(found.scores).items() if name != "n"}
         values["mean_entropy"] = found.mean_entropy
         for score, numbers in (found.ood or {}).items():
             values |= {f"{score}_{name}": number.value for name, number in vars(numbers).items()}
@@ -102,11 +100,9 @@ def tensorboard_watch(folder: RunFolder, directory: Path, *, resume: bool = Fals
 
 
 def _to_tensorboard(folder: RunFolder, where: str, model: bool) -> str:
-    target = Path(where) / folder.name
-    records = folder.log()
+    target, records = Path(where) / folder.name, folder.log()
     with _summary_writer(target) as writer:
-        text = "\n".join(f"    {name}: {value}" for name, value in parameters(folder).items())
-        writer.add_text("run", text)
+        writer.add_text("run", "\n".join(f"    {name}: {value}" for name, value in parameters(folder).items()))
         for name, value, step in [*logged(records), *scored(folder, _last(records))]:
             writer.add_scalar(name, value, step)
     return f"Event files: {target}. Look at them with: tensorboard --logdir {where}"

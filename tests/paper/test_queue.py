@@ -211,7 +211,7 @@ def test_a_task_that_fails_is_named_and_the_others_go_on(scale, tmp_path):
     plan = make_plan(["fig4"], scale, ())
     first = plan.tasks(where)[0]
     assert isinstance(first, Tuning)
-    (where.keep / first.log).mkdir(parents=True)
+    (where.keep / first.key).mkdir(parents=True)
     failures = run_queue(["fig4"], "tiny", where)
     assert list(failures) == ["worker 0"] and f"tuning {MCD}" in failures["worker 0"]
     assert len(list((where.keep / "tiny").glob("*/run.json"))) == 3  # what does not need that tuning is done

@@ -43,9 +43,7 @@ COMMANDS = {  # in the order of `calgp --help`
     "Experiments": (compare, sweep, tune, reproduce),
     "What there is": (methods, backbones, sources, shard),
 }
-
-
-OF_THE_DISK = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+DISK_ERRORS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def help_text(command: Callable[..., Any]) -> str:
@@ -67,28 +65,27 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CalgpError as error:
-        if not (is_rank_zero() or error.on_one_rank):
-            sys.exit(error.status)
-        err.say(str(error), problem=True)
+        if is_rank_zero() or error.on_one_rank:
+            err.say(str(error), problem=True)
         sys.exit(error.status)
     except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
-        if (said := _said_of_the_machine(error)) is None:
+        if (text := _machine_error(error)) is None:
             raise
-        err.say(said, problem=True)
+        err.say(text, problem=True)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("Stopped.")
         sys.exit(130)
 
 
-def _said_of_the_machine(error: Exception) -> str | None:
-    """What to say of an error that no code can mend: too little memory, a path or a disk that cannot be used."""
+def _machine_error(error: Exception) -> str | None:
+    """The message for an error of the machine: too little memory, a path or a disk that cannot be used."""
     if out_of_memory(error):
-        said = (
+        return (
             "There is not enough memory for this. Use smaller images (--size), a smaller network or --batch-size, or "
+            "--accumulate; what was written before is whole."
         )
-        return f"{said}--accumulate; what was written before is whole."
-    if isinstance(error, OSError) and error.errno in OF_THE_DISK and error.filename is not None:
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is not None:
         return f"{short_repr(error.filename)} cannot be used ({error.strerror}); give another path, or mend this one."
     return None
 
@@ -109,10 +106,10 @@ def calgp(
         out.print(__version__)
         raise typer.Exit
     for each in network or []:
-        _know_network(each)
+        _register_network(each)
 
 
-def _know_network(text: str) -> None:
+def _register_network(text: str) -> None:
     from calgp.nets import BACKBONES
     from calgp.nets.user_code import import_function
     from calgp.nets.wrap import wrap

@@ -1,27 +1,16 @@
 """Progress bars of the command line, on stderr."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from calgp.cli.terminal import PlainColumn, Terminal
+from calgp.search.jobs import Progress as Done
 from calgp.training.loop import Step
 
-if TYPE_CHECKING:
-    from calgp.search.jobs import Progress as Done
-
 PROGRESS = Terminal(stderr=True)
+STAGES = {"features": "features of the frozen network", "head": "head on these features"}
 
 
 @contextmanager
@@ -34,20 +23,18 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
     )  # fmt: skip
     with Progress(*columns, console=PROGRESS) as bar:
         task = bar.add_task("", total=None, bound="")
-        smoothed: list[float] = []
+        smoothed, text = None, ""
 
         def watch(step: Step) -> None:
+            nonlocal smoothed, text
             if step.stage is not None:
-                text = {"features": "features of the frozen network", "head": "head on these features"}[step.stage]
-                return bar.update(task, completed=step.step, total=step.steps, bound=text)
-            if step.skipped is not None:
+                text = STAGES[step.stage]
+            elif step.skipped is not None:
                 PROGRESS.say(f"Step {step.step} was skipped: {step.skipped}.")
-                return bar.update(task, completed=step.step, total=step.steps)
-            if step.step % 10 and step.step != step.steps:
-                return bar.update(task, completed=step.step, total=step.steps)
-            smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
-            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
-            bar.update(task, completed=step.step, total=step.steps, bound=bound)
+            elif step.step % 10 == 0 or step.step == step.steps:
+                smoothed = step.nll.item() if smoothed is None else 0.8 * smoothed + 0.2 * step.nll.item()
+                text = f"nll {smoothed:.4f}  kl/n {step.kl.item():.3f}"
+            bar.update(task, completed=step.step, total=step.steps, bound=text)
 
         yield watch
 
@@ -79,8 +66,7 @@ def overall_bar() -> Iterator[Callable[[Done], None]]:
         task = bar.add_task("", total=None, runs="", now="")
 
         def watch(done: Done) -> None:
-            failed = f", {done.failed} failed" if done.failed else ""
-            runs = f"{done.done}/{done.jobs} runs{failed}"
+            runs = f"{done.done}/{done.jobs} runs" + (f", {done.failed} failed" if done.failed else "")
             bar.update(task, completed=done.work, total=max(done.whole, 1e-9), runs=runs, now=done.now)
 
         yield watch

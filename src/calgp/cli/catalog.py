@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import out, say
@@ -18,7 +18,7 @@ from calgp.options import options_of
 from calgp.run import default_name
 
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="Show the options of this one.", show_default="list all")
+    str | None, Argument(metavar="NAME", help="Show the options of this one.", show_default="list all")
 ]
 
 
@@ -50,13 +50,7 @@ def backbones(name: NameArgument = None, as_json: parameters.AsJson = False) -> 
 
 
 def _list_or_show(
-    what: str,
-    known: Mapping[str, object],
-    lines: Mapping[str, str],
-    name: str | None,
-    *,
-    as_json: bool,
-    note: str = "",
+    what: str, known: Mapping[str, object], lines: Mapping[str, str], name: str | None, *, as_json: bool, note: str = ""
 ) -> None:
     """One line for each of the known, or all about the one that is named."""
     if name is not None and name not in known:
@@ -82,7 +76,7 @@ def _list_or_show(
 
 
 def sources(
-    download: Annotated[str | None, typer.Option(help="Download this set.", show_default="list the sets")] = None,
+    download: Annotated[str | None, Option(help="Download this set.", show_default="list the sets")] = None,
     data: parameters.Data = None,
     as_json: parameters.AsJson = False,
 ) -> None:
@@ -117,10 +111,10 @@ def sources(
 
 def shard(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Images in FOLDER/class/…, or below FOLDER/train and FOLDER/test.")
+        Path, Argument(metavar="FOLDER", help="Images in FOLDER/class/…, or below FOLDER/train and FOLDER/test.")
     ],
-    target: Annotated[Path, typer.Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
-    images_per_shard: Annotated[int, typer.Option(help="How many images a tar file holds.")] = 10_000,
+    target: Annotated[Path, Option("--out", help="A new folder for train-000000.tar, test-000000.tar …")],
+    images_per_shard: Annotated[int, Option(help="How many images a tar file holds.")] = 10_000,
 ) -> None:
     """Write a folder of images into tar shards, as WebDataset reads them, to train on with --source shards:DIR.
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich import box
 from rich.table import Column, Table
+from typer import Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import open_fabric, out, say
@@ -26,18 +26,13 @@ STEPS = 600
 # what equal tuning found (results/tuning/demo): 12 trainings of each method, judged by the same 1,000 held-out digits
 DEMO: dict[str, dict[str, float | None]] = {
     "cnn-gp-sorf": {
-        "method.lengthscale": 1.0,
-        "method.scale": None,
-        "learning_rate": 0.064,
-        "method.keep_filters": 0.8,
-        "method.keep": 0.8,
-        "method.sigma": 0.3,
+        "method.lengthscale": 1.0, "method.scale": None, "method.sigma": 0.3, "method.keep": 0.8,
+        "method.keep_filters": 0.8, "learning_rate": 0.064,
     },
     "cnn": {"learning_rate": 0.003084},
-}
+}  # fmt: skip
 NAMES = {"cnn-gp-sorf": "CNN+GP(SORF)", "cnn": "CNN"}
 SCORES = {"err": "% wrong", "mnll": "log loss", "ece": "calibration", "auroc": "letter or digit"}  # what they measure
-HIGHER_IS_BETTER = ("auroc",)
 NOTE = (
     "Intervals: 95 % over test images; the difference is taken image by image. ERR, MNLL, ECE: lower is better. AUROC: "
     "how well entropy tells letters, which were never seen, from digits. One training of each method."
@@ -47,8 +42,8 @@ Values = tuple[float, float, float]  # a score and the ends of its interval
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where the runs and the report go.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of both trainings.")] = 0,
+    folder: Annotated[Path, Option("--out", help="Where the runs and the report go.")] = Path("demo"),
+    seed: Annotated[int, Option(help="Seed of both trainings.")] = 0,
     threads: parameters.Threads = None,
 ) -> None:
     """Train CNN+GP(SORF) and a plain CNN on 5,000 digits, compare them on 8,000 others and on letters, write a report.
@@ -160,7 +155,7 @@ def verdict(score: str, difference: rooms.metrics.Difference) -> Verdict:
     """
     if not difference.is_clear:
         return "not clear"
-    return "better" if (difference.value > 0) == (score in HIGHER_IS_BETTER) else "worse"
+    return "better" if (difference.value > 0) == (score == "auroc") else "worse"  # of all others less is better
 
 
 def conclusion(first: str, second: str, differences: Mapping[str, rooms.metrics.Difference]) -> str:
@@ -171,13 +166,10 @@ def conclusion(first: str, second: str, differences: Mapping[str, rooms.metrics.
     >>> conclusion("A", "B", found | {"auroc": Difference(-0.3, 0.1)})
     'Against B, A is better in MNLL and ECE, worse in AUROC, and not clearly better or worse in ERR.'
     """
-    says = {score: verdict(score, differences[score]) for score in SCORES}
-    words = {"better": "better", "worse": "worse", "not clear": "not clearly better or worse"}
-    parts = [
-        f"{word} in {_listed(score.upper() for score in SCORES if says[score] == each)}"
-        for each, word in words.items()
-        if each in says.values()
-    ]
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "not clearly better or worse": []}
+    for score in SCORES:
+        groups[verdict(score, differences[score]).replace("not clear", "not clearly better or worse")].append(score)
+    parts = [f"{word} in {_listed(map(str.upper, scores))}" for word, scores in groups.items() if scores]
     return f"Against {second}, {first} is {_listed(parts)}."
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import open_folder, say, writable
@@ -13,9 +13,9 @@ from calgp.serve.limits import Limits
 
 
 def report(
-    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or `shipped`.")],
+    run: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or `shipped`.")],
     file: Annotated[
-        Path | None, typer.Option("--out", help="The HTML file.", show_default="report.html in the first run")
+        Path | None, Option("--out", help="The HTML file.", show_default="report.html in the first run")
     ] = None,
     data: parameters.Data = None,
 ) -> None:
@@ -32,9 +32,9 @@ def report(
 def export(
     run: parameters.Run,
     *,
-    to: Annotated[str, typer.Option("--to", help="onnx or torch-export.")] = "onnx",
+    to: Annotated[str, Option("--to", help="onnx or torch-export.")] = "onnx",
     file: Annotated[
-        Path | None, typer.Option("--out", help="The file.", show_default="model.onnx or model.pt2 in the run")
+        Path | None, Option("--out", help="The file.", show_default="model.onnx or model.pt2 in the run")
     ] = None,
     sampling: parameters.Sampling,
     uncalibrated: parameters.Uncalibrated = False,
@@ -60,12 +60,12 @@ def export(
 
 def track(
     run: parameters.Run,
-    to: Annotated[str, typer.Option("--to", help="mlflow or tensorboard.")],
+    to: Annotated[str, Option("--to", help="mlflow or tensorboard.")],
     where: Annotated[
         str | None,
-        typer.Option("--where", help="A directory, or an address that MLflow takes.", show_default="mlruns or events"),
+        Option("--where", help="A directory, or an address that MLflow takes.", show_default="mlruns or events"),
     ] = None,
-    model: Annotated[bool, typer.Option("--model", help="Copy the weights too (MLflow).")] = False,
+    model: Annotated[bool, Option("--model", help="Copy the weights too (MLflow).")] = False,
 ) -> None:
     """Copy a run into an experiment tracker: its options as parameters, its log and scores as metrics.
 
@@ -77,25 +77,22 @@ def track(
 
 def serve(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run folder, or `shipped`.", show_default="with --demo")
+        str | None, Argument(metavar="RUN", help="A run folder, or `shipped`.", show_default="with --demo")
     ] = None,
     *,
-    demo: Annotated[bool, typer.Option("--demo", help="Serve the run that comes with the package.")] = False,
-    host: Annotated[str, typer.Option(help="The address to listen on; only this machine unless given.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    demo: Annotated[bool, Option("--demo", help="Serve the run that comes with the package.")] = False,
+    host: Annotated[str, Option(help="The address to listen on; only this machine unless given.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="A file with the token that clients must send.", show_default="$CALGP_TOKEN, else no token"),
+        Option(help="A file with the token that clients must send.", show_default="$CALGP_TOKEN, else no token"),
     ] = None,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="A host name that clients may use, such as the proxy's.", show_default="none"),
+        list[str] | None, Option(help="A host name that clients may use, such as the proxy's.", show_default="none")
     ] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="A limit; docs/serve.md says what each means.", show_default=str(Limits())
-        ),
+        Option(metavar="NAME=VALUE", help="A limit; docs/serve.md says what each means.", show_default=str(Limits())),
     ] = None,
     compute: parameters.Compute,
 ) -> None:

@@ -3,47 +3,41 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.predict import show_predictions
 from calgp.cli.shared import check_images, check_seed, out, say
 
-NetworkOption = Annotated[
-    str, typer.Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
-]
-WeightsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="A .safetensors file or a PyTorch state dict; `random` for none.",
-        show_default="downloaded by the library; those that file.py:function gives",
-    ),
-]
 FeaturesOption = Annotated[
-    str | None,
-    typer.Option(help="The module whose output is used as features.", show_default="what enters the last layer"),
-]
-WorkersOption = Annotated[
-    int | None, typer.Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
+    str | None, Option(help="The module whose output is used as features.", show_default="what enters the last layer")
 ]
 
 
 def embed(
     *,
-    network: NetworkOption,
-    source: Annotated[str, typer.Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
-    folder: Annotated[Path, typer.Option("--out", help="The folder of embeddings.")],
-    weights: WeightsOption = None,
-    split: Annotated[Literal["train", "val", "test", "all"], typer.Option(help="Which images.")] = "all",
+    network: Annotated[
+        str, Option(help="timm:NAME, torchvision:NAME, transformers:FOLDER, or file.py:function for your own.")
+    ],
+    source: Annotated[str, Option(help="folder:PATH, shards:PATH, or an image set such as cifar10.")],
+    folder: Annotated[Path, Option("--out", help="The folder of embeddings.")],
+    weights: Annotated[
+        str | None,
+        Option(
+            help="A .safetensors file or a PyTorch state dict; `random` for none.",
+            show_default="downloaded by the library; those that file.py:function gives",
+        ),
+    ] = None,
+    split: Annotated[Literal["train", "val", "test", "all"], Option(help="Which images.")] = "all",
     features: FeaturesOption = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 50,
-    rows_per_shard: Annotated[
-        int, typer.Option(help="Images in each file; an interruption loses at most one file.")
-    ] = 1000,
-    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out damaged images.")] = False,
+    batch_size: Annotated[int, Option(help="Images at a time.")] = 50,
+    rows_per_shard: Annotated[int, Option(help="Images in each file; an interruption loses at most one file.")] = 1000,
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out damaged images.")] = False,
     data: parameters.Data = None,
     compute: parameters.Compute,
-    workers: WorkersOption = None,
+    workers: Annotated[
+        int | None, Option(help="Processes that decode images.", show_default="$CALGP_WORKERS, else 2")
+    ] = None,
     places: parameters.Workers,
 ) -> None:
     """Run a pretrained network once over images, and keep its features as embeddings.
@@ -80,47 +74,34 @@ def _embed(
     )
 
 
-FitOutOption = Annotated[
-    Path, typer.Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
-]
-EmbeddingsArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="EMBEDDINGS",
-        help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
-        "folder to make.",
-        show_default="with --network, beside --out, named by network and images",
-    ),
-]
-HoldoutOption = Annotated[
-    float, typer.Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
-]
-PredictionsOption = Annotated[
-    Path | None, typer.Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
-]
-TestOption = Annotated[Path | None, typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows")]
-FirstNetworkOption = Annotated[
-    str | None, typer.Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
-]
-FirstSourceOption = Annotated[
-    str | None, typer.Option(help="The images for --network, such as folder:photos.", show_default="none")
-]
-
-
 def fit(
-    model: FitOutOption,
-    embeddings: EmbeddingsArgument = None,
-    test: Annotated[
-        Path | None, typer.Option(help="Embeddings to test on.", show_default="a fifth of the rows")
+    model: Annotated[
+        Path, Option("--out", help="The run folder, with a report; or a .safetensors file, the classifier alone.")
+    ],
+    embeddings: Annotated[
+        Path | None,
+        Argument(
+            metavar="EMBEDDINGS",
+            help="A folder of `calgp embed`, or .npz, .npy, .safetensors, .parquet with X and y; with --network, the "
+            "folder to make.",
+            show_default="with --network, beside --out, named by network and images",
+        ),
     ] = None,
-    holdout: HoldoutOption = 0.0,
-    predictions: PredictionsOption = None,
-    network: FirstNetworkOption = None,
-    source: FirstSourceOption = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Weights for --network.", show_default="as of `calgp embed`")
+    test: Annotated[Path | None, Option(help="Embeddings to test on.", show_default="a fifth of the rows")] = None,
+    holdout: Annotated[
+        float, Option(help="Share of the rows kept for `calgp calibrate` and `calgp decide`; of a run folder.")
+    ] = 0.0,
+    predictions: Annotated[
+        Path | None, Option(help="Write the tested probabilities here, for `calgp judge`.", show_default="none")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed that chooses the test rows.", callback=check_seed)] = 0,
+    network: Annotated[
+        str | None, Option(help="Embed images by this network first, as `calgp embed` does.", show_default="none")
+    ] = None,
+    source: Annotated[
+        str | None, Option(help="The images for --network, such as folder:photos.", show_default="none")
+    ] = None,
+    weights: Annotated[str | None, Option(help="Weights for --network.", show_default="as of `calgp embed`")] = None,
+    seed: Annotated[int, Option(help="Seed that chooses the test rows.", callback=check_seed)] = 0,
     data: parameters.Data = None,
     threads: parameters.Threads = None,
 ) -> None:
@@ -179,33 +160,28 @@ def _fit_folder(path: Path, embeddings: Path, test: Path | None, *, holdout: flo
 
 def _summary(result: "rooms.embedding_work.FitResult", model: Path, predictions: Path | None) -> list[str]:
     """What was done, how good it is, and what to do next: a sentence each."""
-    scores, rows, width = result.scores, result.rows, result.classifier.n_features_in_
-    done = (
-        f"Fitted a Gaussian process on {rows:,} embeddings of {width:,} numbers, {len(result.classifier.classes_)} "
-        f"classes, in {result.seconds:.0f} seconds, into {model}."
-    )
+    scores, classifier = result.scores, result.classifier
     wrong = round(scores.err * scores.n)
     where = "test rows" if result.tested_apart else "rows left out"
-    verb = "is" if wrong == 1 else "are"
-    good = (
-        f"On {scores.n:,} {where} {wrong:,} {verb} wrong (ERR {scores.err:.4f}), MNLL {scores.mnll:.4f}, "
-        f"ECE {scores.ece:.4f}."
-    )
+    lines = [
+        f"Fitted a Gaussian process on {result.rows:,} embeddings of {classifier.n_features_in_:,} numbers, "
+        f"{len(classifier.classes_)} classes, in {result.seconds:.0f} seconds, into {model}.",
+        f"On {scores.n:,} {where} {wrong:,} {'is' if wrong == 1 else 'are'} wrong (ERR {scores.err:.4f}), MNLL "
+        f"{scores.mnll:.4f}, ECE {scores.ece:.4f}.",
+    ]
     if predictions is not None:
-        return [done, good, f"Next: calgp judge {predictions} --html judged.html"]
+        return [*lines, f"Next: calgp judge {predictions} --html judged.html"]
     if result.made_by is not None:
-        return [done, good, f"Next: calgp classify {model} photo.jpg --network {result.made_by.network}"]
-    return [done, good, f'Next, in Python: calgp.GPClassifier.load("{model}").predict_proba(X)']
+        return [*lines, f"Next: calgp classify {model} photo.jpg --network {result.made_by.network}"]
+    return [*lines, f'Next, in Python: calgp.GPClassifier.load("{model}").predict_proba(X)']
 
 
 def classify(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder or file that `calgp fit` wrote.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
+    model: Annotated[Path, Argument(metavar="MODEL", help="The folder or file that `calgp fit` wrote.")],
+    images: Annotated[list[Path], Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     *,
-    network: Annotated[str, typer.Option(help="The network that made the embeddings, as for `calgp embed`.")],
-    weights: Annotated[
-        str | None, typer.Option(help="Its file of weights.", show_default="as for `calgp embed`")
-    ] = None,
+    network: Annotated[str, Option(help="The network that made the embeddings, as for `calgp embed`.")],
+    weights: Annotated[str | None, Option(help="Its file of weights.", show_default="as for `calgp embed`")] = None,
     features: FeaturesOption = None,
     table: parameters.Csv,
     compute: parameters.Compute,

@@ -6,52 +6,30 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.predict import warn_of_decisions
 from calgp.cli.shared import check_run, check_source, is_rank_zero, open_fabric, open_folder, out, say, writable
 from calgp.errors import CalgpError, path_error
 
-CorruptOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KIND[:SEVERITY]",
-        help="Corrupt the images first: noise:3, or noise for all five severities.",
-        show_default="none",
-    ),
-]
-ErrorOption = Annotated[
-    float | None,
-    typer.Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer"),
-]
-ScoreOption = Annotated[str, typer.Option(help="The uncertainty score: confidence, entropy or mutual-information.")]
-CoverageOption = Annotated[
-    float | None, typer.Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
-]
-FalseAlarmOption = Annotated[
-    float | None,
-    typer.Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
-]
-EmpiricalOption = Annotated[
-    bool, typer.Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
-]
-EmptyOption = Annotated[bool, typer.Option("--empty", help="Leave empty sets empty, instead of adding the top class.")]
-
 
 def evaluate(
     run: parameters.Run,
     *,
-    source: Annotated[str | None, typer.Option(help="Test images of this set.", show_default="the run's own")] = None,
-    convert: Annotated[
-        bool, typer.Option("--convert", help="Resize and recolour images as the model needs them.")
-    ] = False,
-    skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave damaged images of --source out.")
-    ] = False,
-    corrupt: CorruptOption = None,
-    corrupt_seed: Annotated[int, typer.Option(help="Seed of the corruption.")] = 0,
-    by_class: Annotated[bool, typer.Option("--by-class", help="Show the scores of every class.")] = False,
+    source: Annotated[str | None, Option(help="Test images of this set.", show_default="the run's own")] = None,
+    convert: Annotated[bool, Option("--convert", help="Resize and recolour images as the model needs them.")] = False,
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave damaged images of --source out.")] = False,
+    corrupt: Annotated[
+        str | None,
+        Option(
+            metavar="KIND[:SEVERITY]",
+            help="Corrupt the images first: noise:3, or noise for all five severities.",
+            show_default="none",
+        ),
+    ] = None,
+    corrupt_seed: Annotated[int, Option(help="Seed of the corruption.")] = 0,
+    by_class: Annotated[bool, Option("--by-class", help="Show the scores of every class.")] = False,
     uncalibrated: parameters.Uncalibrated = False,
     sampling: parameters.Sampling,
     data: parameters.Data = None,
@@ -80,11 +58,10 @@ def evaluate(
     for corruption in corruptions:
         under = "" if corruption is None else f" under {corruption.label}"
         with rooms.bars.bar(f"Predicting{under}") if is_rank_zero() else nullcontext(lambda more, total: None) as watch:
-            one = classifier.evaluate(
+            found.append(classifier.evaluate(
                 source, directory=data, convert=convert, skip_unreadable=skip_unreadable, corruption=corruption,
                 watch=watch, **vars(sampling),
-            )  # fmt: skip
-            found.append(one)
+            ))  # fmt: skip
     if not is_rank_zero():
         return
     warn_of_decisions(classifier, found[0].passes)
@@ -108,19 +85,16 @@ def _print_evaluations(
         out.print(rooms.tables.class_table(found, card.classes))
     if (matrix := rooms.tables.confusion_table(found, card.classes, out.width)) is not None:
         out.print(matrix)
-    sentences = [
-        rooms.words.summary(found.own.scores, None).replace(rooms.words.THIN, " "),
-        *rooms.advice.advice(found, card, run),
-    ]
-    out.print("\n" + "\n".join(sentences), highlight=False)
+    summary = rooms.words.summary(found.own.scores, None).replace(rooms.words.THIN, " ")
+    out.print("\n" + "\n".join([summary, *rooms.advice.advice(found, card, run)]), highlight=False)
 
 
 def calibrate(
     run: parameters.Run,
     *,
-    calibrator: Annotated[str, typer.Option(help="temperature, vector, platt or isotonic.")] = "temperature",
+    calibrator: Annotated[str, Option(help="temperature, vector, platt or isotonic.")] = "temperature",
     share: Annotated[
-        float, typer.Option(help="Part of the hold-out to use, chosen by --seed; 0.5 leaves half for `calgp decide`.")
+        float, Option(help="Part of the hold-out to use, chosen by --seed; 0.5 leaves half for `calgp decide`.")
     ] = 1.0,
     sampling: parameters.Sampling,
     data: parameters.Data = None,
@@ -147,15 +121,27 @@ def calibrate(
 def decide(
     run: parameters.Run,
     *,
-    error: ErrorOption = None,
-    confidence: Annotated[float, typer.Option(help="Probability that --error holds on new images.")] = 0.95,
-    empirical: EmpiricalOption = False,
-    score: ScoreOption = "confidence",
-    coverage: CoverageOption = None,
-    sets: Annotated[str, typer.Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
-    by_class: Annotated[bool, typer.Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
-    empty: EmptyOption = False,
-    false_alarm: FalseAlarmOption = None,
+    error: Annotated[
+        float | None,
+        Option(help="Answer only where no more than this share is wrong: 0.01.", show_default="always answer"),
+    ] = None,
+    confidence: Annotated[float, Option(help="Probability that --error holds on new images.")] = 0.95,
+    empirical: Annotated[
+        bool, Option("--empirical", help="Apply --error to the hold-out itself: no guarantee.")
+    ] = False,
+    score: Annotated[
+        str, Option(help="The uncertainty score: confidence, entropy or mutual-information.")
+    ] = "confidence",
+    coverage: Annotated[
+        float | None, Option(help="Make sets that hold the true class this often: 0.9.", show_default="no sets")
+    ] = None,
+    sets: Annotated[str, Option(help="How sets are made: aps, aps-plain or lac.")] = "aps",
+    by_class: Annotated[bool, Option("--by-class", help="Reach --coverage for each class by itself.")] = False,
+    empty: Annotated[bool, Option("--empty", help="Leave empty sets empty, instead of adding the top class.")] = False,
+    false_alarm: Annotated[
+        float | None,
+        Option(help="Call outliers, and at most this share of ordinary inputs: 0.05.", show_default="no outliers"),
+    ] = None,
     uncalibrated: parameters.Uncalibrated = False,
     sampling: parameters.Sampling,
     data: parameters.Data = None,
@@ -188,8 +174,8 @@ def decide(
 
 
 def ensemble(
-    run: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, of the same classes and images.")],
-    folder: Annotated[Path, typer.Option("--out", help="The folder of the ensemble.")],
+    run: Annotated[list[str], Argument(metavar="RUN...", help="Finished runs, of the same classes and images.")],
+    folder: Annotated[Path, Option("--out", help="The folder of the ensemble.")],
 ) -> None:
     """Average the predictions of several finished runs: a deep ensemble.
 
@@ -207,7 +193,7 @@ def verify(
     run: parameters.Run,
     data: parameters.Data = None,
     device: parameters.Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", show_default="as the evaluations")] = None,
+    threads: Annotated[int | None, Option(help="CPU threads.", show_default="as the evaluations")] = None,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Repeat the evaluations of a run and compare them with those in its folder; status 1 if they differ.
@@ -231,7 +217,7 @@ def verify(
 
 
 def compare(
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
+    run: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders, or folders of run folders.")],
     *,
     table: parameters.Csv,
     as_json: parameters.AsJson = False,
@@ -250,12 +236,11 @@ def compare(
 
 
 def _run_folders(path: Path) -> list[Any]:
-
     if (path / "run.json").is_file():
         return [rooms.runs.RunFolder(path)]
     found = [rooms.runs.RunFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
+    if not path.exists():
+        raise path_error("run folder", path)
     if not found:
-        if not path.exists():
-            raise path_error("run folder", path)
         raise CalgpError(f"Invalid RUN {path}: it is no run folder and holds none.")
     return found

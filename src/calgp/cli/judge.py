@@ -6,36 +6,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import check_seed, err, note, out
 from calgp.errors import CalgpError
 from calgp.json_values import Json
 
-FilesArgument = Annotated[
-    list[Path],
-    typer.Argument(metavar="FILE...", help="One or two files: .npz or .csv with probabilities or logits, and labels."),
-]
-KindOption = Annotated[
-    Literal["probs", "log_probs", "logits"] | None,
-    typer.Option(help="What the numbers are.", show_default="by the names of arrays or columns"),
-]
-CalibrateOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Fit temperature, vector, platt or isotonic on a random half; score both on the other.",
-        show_default="none",
-    ),
-]
-
 
 def judge(
-    predictions: FilesArgument,
-    kind: KindOption = None,
-    calibrate: CalibrateOption = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with diagrams, too.", show_default="none")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the random half.", callback=check_seed)] = 0,
+    predictions: Annotated[
+        list[Path],
+        Argument(metavar="FILE...", help="One or two files: .npz or .csv with probabilities or logits, and labels."),
+    ],
+    kind: Annotated[
+        Literal["probs", "log_probs", "logits"] | None,
+        Option(help="What the numbers are.", show_default="by the names of arrays or columns"),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        Option(
+            help="Fit temperature, vector, platt or isotonic on a random half; score both on the other.",
+            show_default="none",
+        ),
+    ] = None,
+    html: Annotated[Path | None, Option(help="Write a page with diagrams, too.", show_default="none")] = None,
+    seed: Annotated[int, Option(help="Seed of the bootstrap and of the random half.", callback=check_seed)] = 0,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Score predictions that were made anywhere: no model and no images are needed.

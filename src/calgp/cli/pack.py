@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import open_folder, say
 
 
 def pack(
-    run: parameters.Run,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, such as mnist.calgp.")],
+    run: parameters.Run, file: Annotated[Path, Argument(metavar="FILE", help="The file to write, such as mnist.calgp.")]
 ) -> None:
     """Write a run folder as one file, to copy or to publish it; `calgp unpack` makes the folder again.
 
@@ -28,8 +27,8 @@ def pack(
 
 
 def unpack(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `calgp pack` has written.")],
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder to make; it must not exist yet.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A file that `calgp pack` has written.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="The run folder to make; it must not exist yet.")],
 ) -> None:
     """Make a run folder of a packed run, after checking every byte of it.
 
@@ -46,19 +45,15 @@ def unpack(
 
 
 RepositoryArgument = Annotated[
-    str, typer.Argument(metavar="OWNER/NAME", help="A model repository of the Hugging Face Hub, such as me/digits.")
+    str, Argument(metavar="OWNER/NAME", help="A model repository of the Hugging Face Hub, such as me/digits.")
 ]
 
 
 def push(
     run: parameters.Run,
     repository: RepositoryArgument,
-    private: Annotated[
-        bool, typer.Option("--private", help="Make a private repository; a public one is refused.")
-    ] = False,
-    revision: Annotated[
-        str | None, typer.Option(help="The branch, which is made if need be.", show_default="main")
-    ] = None,
+    private: Annotated[bool, Option("--private", help="Make a private repository; a public one is refused.")] = False,
+    revision: Annotated[str | None, Option(help="The branch, which is made if need be.", show_default="main")] = None,
 ) -> None:
     """Publish a run on the Hugging Face Hub: the file of `calgp pack`, and a model card with its scores.
 
@@ -75,10 +70,9 @@ def push(
 def pull(
     repository: RepositoryArgument,
     run: Annotated[
-        Path | None,
-        typer.Option("--out", help="The run folder to make; it must not exist yet.", show_default="runs/NAME"),
+        Path | None, Option("--out", help="The run folder to make; it must not exist yet.", show_default="runs/NAME")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="A branch, a tag or a commit.", show_default="main")] = None,
+    revision: Annotated[str | None, Option(help="A branch, a tag or a commit.", show_default="main")] = None,
 ) -> None:
     """Make a run folder of a run on the Hugging Face Hub, after checking every byte of it.
 

@@ -7,38 +7,35 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli.shared import check_run, check_seed, open_fabric, require_positive
 from calgp.json_values import Json
 
 Run = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.", callback=check_run),
+    str, Argument(metavar="RUN", help="A run folder, or `shipped`: the run in the package.", callback=check_run)
 ]
 Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="The folder of image sets.", show_default="$CALGP_DATA, else the user's cache"),
+    Path | None, Option("--data", help="The folder of image sets.", show_default="$CALGP_DATA, else the user's cache")
 ]
 Devices = Annotated[
-    int, typer.Option("--devices", help="Processes on this machine, one for each device; see docs/scaling.md.")
+    int, Option("--devices", help="Processes on this machine, one for each device; see docs/scaling.md.")
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.", show_default="all cores")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
-Uncalibrated = Annotated[bool, typer.Option("--uncalibrated", help="Use the probabilities before calibration.")]
+Device = Annotated[str, Option("--device", help="auto, cpu, cuda, cuda:1, mps …")]
+Threads = Annotated[int | None, Option("--threads", help="CPU threads.", show_default="all cores")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON for programs instead of a table.")]
+Uncalibrated = Annotated[bool, Option("--uncalibrated", help="Use the probabilities before calibration.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(
+    Option(
         help="Runs or files made at the same time, each in a process of one thread.",
         show_default="this process makes them; with Ray one for each core",
     ),
 ]
 Address = Annotated[
-    str | None,
-    typer.Option(help="Address of a Ray cluster, such as auto or HOST:6379.", show_default="one is started here"),
+    str | None, Option(help="Address of a Ray cluster, such as auto or HOST:6379.", show_default="one is started here")
 ]
-Gpus = Annotated[float, typer.Option(help="GPUs for each run or file on a Ray cluster; 0.25 is a quarter.")]
+Gpus = Annotated[float, Option(help="GPUs for each run or file on a Ray cluster; 0.25 is a quarter.")]
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Sampling:
 
     passes: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--passes",
             "-S",
             help="Forward passes, one sample each.",
@@ -56,11 +53,9 @@ class Sampling:
     ] = None
     engine: Annotated[
         Literal["moments", "samples"] | None,
-        typer.Option(
-            "--engine", help="moments (last layer integrated) or samples (Monte Carlo).", show_default="as trained"
-        ),
+        Option("--engine", help="moments (last layer integrated) or samples (Monte Carlo).", show_default="as trained"),
     ] = None
-    seed: Annotated[int, typer.Option(help="Seed of the masks.", callback=check_seed)] = 0
+    seed: Annotated[int, Option(help="Seed of the masks.", callback=check_seed)] = 0
 
     def __post_init__(self) -> None:
         require_positive("passes", 1 if self.passes is None else self.passes)
@@ -82,9 +77,9 @@ class Workers:
     """Where many runs or files are made, and how many at a time."""
 
     jobs: Jobs = None
-    engine: Annotated[
-        str, typer.Option(help="Where runs or files are made: local, or ray (pip install calgp\\[ray]).")
-    ] = "local"
+    engine: Annotated[str, Option(help="Where runs or files are made: local, or ray (pip install calgp\\[ray]).")] = (
+        "local"
+    )
     address: Address = None
     gpus: Gpus = 0.0
 
@@ -98,11 +93,9 @@ class Workers:
 class Csv:
     """A table as a CSV file, too."""
 
-    csv: Annotated[Path | None, typer.Option(help="Write everything to this CSV file, too.", show_default="none")] = (
-        None
-    )
+    csv: Annotated[Path | None, Option(help="Write everything to this CSV file, too.", show_default="none")] = None
     escape_csv: Annotated[
-        bool, typer.Option(help="Put ' in front of text that a spreadsheet would run as a formula (= + - @).")
+        bool, Option(help="Put ' in front of text that a spreadsheet would run as a formula (= + - @).")
     ] = True
 
     def write(self, rows: Iterable[Mapping[str, Json]]) -> None:

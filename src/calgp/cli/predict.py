@@ -4,38 +4,21 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import check_images, check_run, is_rank_zero, note, open_folder, out, say
 from calgp.errors import CalgpError
 
 MANY = "Many images"
-ImagesArgument = Annotated[
-    list[Path],
-    typer.Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        help="Write .npz files into this folder instead; the same command again makes those that are missing.",
-        rich_help_panel=MANY,
-        show_default="none",
-    ),
-]
-RowsOption = Annotated[int, typer.Option(help="Images in each file of --out.", rich_help_panel=MANY)]
-SkipOption = Annotated[
-    bool, typer.Option("--skip-unreadable", help="Leave damaged images out of --out.", rich_help_panel=MANY)
-]
-OnOption = Annotated[
-    str, typer.Option(help="Where --out is made: local, or ray (pip install calgp\\[ray]).", rich_help_panel=MANY)
-]
 
 
 def predict(
     run: parameters.Run,
-    images: ImagesArgument,
+    images: Annotated[
+        list[Path],
+        Argument(metavar="IMAGE...", help="Image files, or folders of them; with --out also tar files of images."),
+    ],
     *,
     table: parameters.Csv,
     uncalibrated: parameters.Uncalibrated = False,
@@ -43,10 +26,22 @@ def predict(
     compute: parameters.Compute,
     devices: parameters.Devices = 1,
     as_json: parameters.AsJson = False,
-    folder: OutOption = None,
-    rows_per_shard: RowsOption = 1000,
-    skip_unreadable: SkipOption = False,
-    on: OnOption = "local",
+    folder: Annotated[
+        Path | None,
+        Option(
+            "--out",
+            help="Write .npz files into this folder instead; the same command again makes those that are missing.",
+            rich_help_panel=MANY,
+            show_default="none",
+        ),
+    ] = None,
+    rows_per_shard: Annotated[int, Option(help="Images in each file of --out.", rich_help_panel=MANY)] = 1000,
+    skip_unreadable: Annotated[
+        bool, Option("--skip-unreadable", help="Leave damaged images out of --out.", rich_help_panel=MANY)
+    ] = False,
+    on: Annotated[
+        str, Option(help="Where --out is made: local, or ray (pip install calgp\\[ray]).", rich_help_panel=MANY)
+    ] = "local",
     jobs: parameters.Jobs = None,
     address: parameters.Address = None,
     gpus: parameters.Gpus = 0.0,
@@ -117,14 +112,11 @@ def _predict_shards(
 
 def warn_of_decisions(classifier: Any, how: Any) -> None:
     """Decisions that are not used, or whose promises are for other numbers than those shown."""
-    made = classifier.fitted_decisions
-    if made is None:
-        return
+    made, path = classifier.fitted_decisions, classifier.folder.path / "decisions.json"
     why = ""
-    if classifier.active_decisions is None:
+    if made is not None and classifier.active_decisions is None:
         why = "is for other probabilities than these and was not used"
-    elif made.passes != how:
+    elif made is not None and made.passes != how:
         why = f"is for {made.passes}; with {how} its promises need not hold"
     if why:
-        path = classifier.folder.path / "decisions.json"
         note(f"{path} {why}. `calgp decide` makes a new one.")

@@ -4,46 +4,39 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.shared import check_all_ran, out, say
 from calgp.errors import CalgpError
 
-NameArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.", show_default="list them"),
-]
-ScaleOption = Annotated[
-    str | None,
-    typer.Option(
-        help="smoke (seconds), laptop (hours), desk (days) or paper (a GPU).",
-        show_default="smoke; with --list laptop and desk",
-    ),
-]
-ResultsOption = Annotated[
-    list[Path] | None,
-    typer.Option(help="Where small results of finished runs lie.", show_default="results and OUT/results"),
-]
-KeepOption = Annotated[
-    Path | None,
-    typer.Option(help="Copy the small results of each finished run here.", show_default="OUT/results"),
-]
-
 
 def reproduce(
-    name: NameArgument = None,
+    name: Annotated[
+        str | None, Argument(metavar="NAME", help="An experiment, such as fig2, or `all`.", show_default="list them")
+    ] = None,
     *,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the experiments, what is done of them and what is missing.")
+        bool, Option("--list", help="List the experiments, what is done of them and what is missing.")
     ] = False,
-    scale: ScaleOption = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
+    scale: Annotated[
+        str | None,
+        Option(
+            help="smoke (seconds), laptop (hours), desk (days) or paper (a GPU).",
+            show_default="smoke; with --list laptop and desk",
+        ),
+    ] = None,
+    folder: Annotated[Path, Option("--out", help="Where runs and pages go.")] = Path("reproduced"),
     places: parameters.Workers,
-    faithful: Annotated[bool, typer.Option(help="As the authors' code, where it differs from the paper.")] = False,
-    pages: Annotated[bool, typer.Option("--pages", help="Run nothing: pages of what is in --results.")] = False,
-    results: ResultsOption = None,
-    keep: KeepOption = None,
+    faithful: Annotated[bool, Option(help="As the authors' code, where it differs from the paper.")] = False,
+    pages: Annotated[bool, Option("--pages", help="Run nothing: pages of what is in --results.")] = False,
+    results: Annotated[
+        list[Path] | None,
+        Option(help="Where small results of finished runs lie.", show_default="results and OUT/results"),
+    ] = None,
+    keep: Annotated[
+        Path | None, Option(help="Copy the small results of each finished run here.", show_default="OUT/results")
+    ] = None,
     data: parameters.Data = None,
     threads: parameters.Threads = None,
 ) -> None:
@@ -83,7 +76,6 @@ def _list(name: str, scales: tuple[str, ...], paths: "rooms.jobs.Paths") -> None
 
 
 def _print_cost(plan: "rooms.paper.Plan", paths: "rooms.jobs.Paths", kept: Path, processes: int) -> None:
-
     if plan.scale.tuning:
         out.print(rooms.job_tables.queue_cost(*plan.cost(paths), rooms.paper.stale(plan, kept), processes))
     elif plan.scale.name != "smoke":

@@ -1,13 +1,10 @@
 """Modules that take seconds to import, torch with them: each is fetched when a command first uses it.
 
-So `calgp --help` and the answer to a mistyped flag appear at once. Type checkers see plain imports.
+So `calgp --help` and the answer to a mistyped flag appear at once.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 _PLACES = {
     "calgp": "data gp hub methods metrics nets paper report runs trackers training",

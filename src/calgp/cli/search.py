@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.flags import takes_run
@@ -16,51 +16,39 @@ from calgp.cli.shared import check_all_ran, out, say
 from calgp.errors import CalgpError
 from calgp.json_values import Json
 
-GridOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUES",
-        help="An option of `calgp train` or --set with its values: method.keep=0.5,0.9; with --random also a "
-        "range: lr=loguniform:1e-4:1e-2, or uniform, or integer.",
-        show_default="none",
-    ),
-]
-RandomOption = Annotated[
-    int | None,
-    typer.Option(help="Draw this many settings instead of all combinations.", show_default="all combinations"),
-]
-DrawSeedOption = Annotated[
-    int | None, typer.Option(help="Seed of --random; more draws begin with the same ones.", show_default="0")
-]
-SeedsOption = Annotated[str | None, typer.Option(help="Seeds of each setting, such as 0,1,2.", show_default="0")]
-SamplesOption = Annotated[
-    int | None, typer.Option("--samples", "-S", help="Samples for each prediction.", show_default="50")
-]
-EvaluateOption = Annotated[
-    bool, typer.Option("--evaluate", help="Score the test images, too; nothing is chosen by them.")
-]
-PartOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="INDEX/COUNT", help="Only these runs, 1/10 to 10/10: for job arrays.", show_default="all runs"
-    ),
-]
-DryOption = Annotated[bool, typer.Option("--dry", help="Run nothing: list what would be run, and its cost.")]
-
 
 @takes_run(without=["seed"])
 def sweep(
     options: dict[str, Json],
     *,
-    grid: GridOption = None,
-    random: RandomOption = None,
-    draw_seed: DrawSeedOption = None,
-    seeds: SeedsOption = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where runs and tables go.")] = Path("sweeps/sweep"),
-    samples: SamplesOption = None,
-    evaluate: EvaluateOption = False,
-    part: PartOption = None,
-    dry: DryOption = False,
+    grid: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=VALUES",
+            help="An option of `calgp train` or --set with its values: method.keep=0.5,0.9; with --random also a "
+            "range: lr=loguniform:1e-4:1e-2, or uniform, or integer.",
+            show_default="none",
+        ),
+    ] = None,
+    random: Annotated[
+        int | None, Option(help="Draw this many settings instead of all combinations.", show_default="all combinations")
+    ] = None,
+    draw_seed: Annotated[
+        int | None, Option(help="Seed of --random; more draws begin with the same ones.", show_default="0")
+    ] = None,
+    seeds: Annotated[str | None, Option(help="Seeds of each setting, such as 0,1,2.", show_default="0")] = None,
+    folder: Annotated[Path, Option("--out", help="Where runs and tables go.")] = Path("sweeps/sweep"),
+    samples: Annotated[
+        int | None, Option("--samples", "-S", help="Samples for each prediction.", show_default="50")
+    ] = None,
+    evaluate: Annotated[
+        bool, Option("--evaluate", help="Score the test images, too; nothing is chosen by them.")
+    ] = False,
+    part: Annotated[
+        str | None,
+        Option(metavar="INDEX/COUNT", help="Only these runs, 1/10 to 10/10: for job arrays.", show_default="all runs"),
+    ] = None,
+    dry: Annotated[bool, Option("--dry", help="Run nothing: list what would be run, and its cost.")] = False,
     workers: parameters.Workers,
     data: parameters.Data = None,
     threads: parameters.Threads = None,
@@ -108,28 +96,21 @@ def _show_sweep(wanted: "rooms.sweep.Sweep", folder: Path, failures: dict[str, s
     say(f"Best on the hold-out: {written['best']}" if written["best"] else "")
 
 
-SourceArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="An image set (see `calgp sources`) or folder:PATH.")
-]
-MethodsOption = Annotated[
-    str, typer.Option(help="Methods to tune, each with the same budget (see `calgp methods`); all: every one.")
-]
-FinalistsOption = Annotated[
-    int, typer.Option(help="Pilots of the last round; as many as --pilots: all are trained in full.")
-]
-
-
 @takes_run(without=["source", "method", "steps", "learning_rate", "patience"])
 def tune(
-    source: SourceArgument,
+    source: Annotated[str, Argument(metavar="SOURCE", help="An image set (see `calgp sources`) or folder:PATH.")],
     options: dict[str, Json],
     *,
-    methods: MethodsOption = "cnn-gp-sorf,cnn-mcd,cnn-cal",
-    pilots: Annotated[int, typer.Option(help="Short trainings that each method begins with.")] = 8,
-    steps: Annotated[int, typer.Option(help="Optimiser steps of the last, longest pilot of each method.")] = 2000,
-    finalists: FinalistsOption = 1,
-    folder: Annotated[Path, typer.Option("--out", help="Where logs, tables and pilots go.")] = Path("tuned"),
-    samples: Annotated[int, typer.Option("--samples", "-S", help="Samples for each prediction.")] = 20,
+    methods: Annotated[
+        str, Option(help="Methods to tune, each with the same budget (see `calgp methods`); all: every one.")
+    ] = "cnn-gp-sorf,cnn-mcd,cnn-cal",
+    pilots: Annotated[int, Option(help="Short trainings that each method begins with.")] = 8,
+    steps: Annotated[int, Option(help="Optimiser steps of the last, longest pilot of each method.")] = 2000,
+    finalists: Annotated[
+        int, Option(help="Pilots of the last round; as many as --pilots: all are trained in full.")
+    ] = 1,
+    folder: Annotated[Path, Option("--out", help="Where logs, tables and pilots go.")] = Path("tuned"),
+    samples: Annotated[int, Option("--samples", "-S", help="Samples for each prediction.")] = 20,
     workers: parameters.Workers,
     data: parameters.Data = None,
     threads: parameters.Threads = None,

@@ -11,14 +11,10 @@ from calgp.run import SEED
 
 out = Terminal()
 err = Terminal(stderr=True)
+say = out.say  # sentences on the terminal; paths in them are neither broken nor coloured
 
 PATH_KINDS = ("folder", "stream", "shards")  # of sources of one's own: KIND:PATH
 MOST_THREADS = 1024  # more are no processor's, and torch would start them all
-
-
-def say(text: str) -> None:
-    """Sentences on the terminal; paths in them are neither broken nor coloured."""
-    out.say(text)
 
 
 def note(text: str) -> None:
@@ -115,7 +111,7 @@ def open_folder(name: str) -> Any:
 
 
 def writable(folder: Any) -> Any:
-    """The shipped run is part of the package: what is made of it goes into a copy in this directory, whole or not."""
+    """A run folder that may be written into: of the run in the package, a complete copy at runs/shipped."""
     import shutil
     import tempfile
 

@@ -1,7 +1,5 @@
 """What the command line shows: tables and CSV files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The one exit for text to a terminal: what class names, file names and labels say is shown, never obeyed."""
+"""All text goes to the terminal here: class names, file names and labels are never read as markup or control codes."""
 
 import textwrap
 from typing import Any

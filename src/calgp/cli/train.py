@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from calgp.cli import parameters, rooms
 from calgp.cli.flags import takes_run
@@ -14,63 +14,52 @@ from calgp.cli.shared import check_source, is_rank_zero, note, open_fabric, say
 from calgp.errors import CalgpError, path_error
 from calgp.json_values import Json
 
-TrainNetworkOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Fine-tune a pretrained network: timm:NAME, torchvision:NAME, transformers:FOLDER or file.py:function.",
-        show_default="none",
-        rich_help_panel="Model",
-    ),
-]
-TrainWeightsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Weights for --network: a file, or `random`.", show_default="the library's", rich_help_panel="Model"
-    ),
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
-]
-ResumeOption = Annotated[Path | None, typer.Option(help="Continue an interrupted run folder.", show_default="none")]
-ContinueOption = Annotated[
-    bool, typer.Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
-]
-TensorboardOption = Annotated[
-    Path | None, typer.Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        help="32-true, bf16-mixed, 16-mixed, 64-true …",
-        show_default="32-true; bf16-mixed for compact from 10,000 steps or 20 minutes, if one device has it",
-    ),
-]
-AccumulateOption = Annotated[int, typer.Option(help="Split each batch into this many parts, to save memory.")]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2"),
-]
-CheckpointOption = Annotated[float, typer.Option(help="Save the training this often; it changes no result.")]
-
 
 @takes_run()
 def train(
     options: dict[str, Json],
     *,
-    network: TrainNetworkOption = None,
-    weights: TrainWeightsOption = None,
-    folder: OutOption = None,
-    resume: ResumeOption = None,
-    go_on: ContinueOption = False,
-    tensorboard: TensorboardOption = None,
+    network: Annotated[
+        str | None,
+        Option(
+            help="Fine-tune a pretrained network: timm:NAME, torchvision:NAME, transformers:FOLDER or "
+            "file.py:function.",
+            show_default="none",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        Option(
+            help="Weights for --network: a file, or `random`.", show_default="the library's", rich_help_panel="Model"
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, Option("--out", help="The run folder.", show_default="runs/METHOD-SOURCE-seedSEED")
+    ] = None,
+    resume: Annotated[Path | None, Option(help="Continue an interrupted run folder.", show_default="none")] = None,
+    go_on: Annotated[
+        bool, Option("--continue", help="If --out holds this run: continue it, or leave it if it is finished.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, Option(help="Write event files for TensorBoard into this folder, too.", show_default="none")
+    ] = None,
     data: parameters.Data = None,
     device: parameters.Device = "auto",
-    precision: PrecisionOption = None,
+    precision: Annotated[
+        str | None,
+        Option(
+            help="32-true, bf16-mixed, 16-mixed, 64-true …",
+            show_default="32-true; bf16-mixed for compact from 10,000 steps or 20 minutes, if one device has it",
+        ),
+    ] = None,
     devices: parameters.Devices = 1,
-    accumulate: AccumulateOption = 1,
+    accumulate: Annotated[int, Option(help="Split each batch into this many parts, to save memory.")] = 1,
     threads: parameters.Threads = None,
-    workers: WorkersOption = None,
-    checkpoint_seconds: CheckpointOption = 60,
+    workers: Annotated[
+        int | None, Option(help="Processes that read stream: and shards: ahead.", show_default="$CALGP_WORKERS, else 2")
+    ] = None,
+    checkpoint_seconds: Annotated[float, Option(help="Save the training this often; it changes no result.")] = 60,
 ) -> None:
     """Train a classifier into a run folder. Ctrl-C saves it; --resume continues it exactly.
 
@@ -86,7 +75,7 @@ def train(
     _check_given(resume, others=others, network=network, weights=weights, seconds=checkpoint_seconds)
     check_source(str(options.get("source", "")))
 
-    run, begun_in = _begun(resume) if resume else (rooms.training.described_run(options, network, weights), None)
+    run, begun_in = _resumed(resume) if resume else (rooms.training.described_run(options, network, weights), None)
     go_on = go_on or rooms.runs.restarted()
     if go_on and not (folder or resume):
         raise CalgpError("Invalid --continue: it, or torchrun's restart, needs the folder of the run; give --out.")
@@ -101,7 +90,7 @@ def train(
         fast = rooms.training.default_precision(resolved, images, fabric.device)
         fabric = open_fabric(device, fast, threads, devices)
     goes_on, done = rooms.runs.on_first(
-        fabric, lambda: _goes_on(resolved, target) if go_on else (resume is not None, False)
+        fabric, lambda: _can_continue(resolved, target) if go_on else (resume is not None, False)
     )
     if done:
         return say(f"{target.path} is finished.") if is_rank_zero() else None
@@ -128,7 +117,7 @@ def _check_given(
         raise CalgpError(f"Invalid checkpoint_seconds={seconds}: must be at least 0, such as 60.")
 
 
-def _begun(resume: Path) -> "tuple[rooms.runs.Run, str | None]":
+def _resumed(resume: Path) -> "tuple[rooms.runs.Run, str | None]":
     """The run that a folder holds, and the precision that it was begun in."""
     folder = rooms.runs.RunFolder(resume)
     card = folder.card()
@@ -146,7 +135,7 @@ def _watched(
     *,
     resume: bool,
 ) -> "Iterator[Callable[[rooms.training.Step], None]]":
-    """What shows each step: a bar, and TensorBoard if asked for; nothing but on the first rank."""
+    """What is called with each step: a progress bar, and TensorBoard if asked for; nothing on other ranks than 0."""
     with ExitStack() as stack:
         watches = []
         if is_rank_zero():
@@ -209,8 +198,8 @@ def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
     return [done, f"{good}.{''.join(f' {each}' for each in why)}", next_one]
 
 
-def _goes_on(run: Any, folder: Any) -> tuple[bool, bool]:
-    """Whether a folder holds something of this run to go on with, and whether all of it."""
+def _can_continue(run: Any, folder: Any) -> tuple[bool, bool]:
+    """Whether a folder holds this run, so that training can continue, and whether it is finished."""
     if not (folder.path / "run.json").is_file():
         return False, False
     begun = folder.card().run

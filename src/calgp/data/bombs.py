@@ -3,8 +3,6 @@
 Pillow itself bounds the directories of TIFF and Exif (by the length of the file) and the text of PNG.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import IO
 
@@ -36,8 +34,7 @@ def check_container(file: IO[bytes]) -> None:
 
 def check_image(image: Image.Image, pixels: int | None = None) -> None:
     """Refuse an opened image that unfolds to gigabytes (a decompression bomb) or takes minutes to decode."""
-    width, height = image.size
-    pixels = MAX_PIXELS if pixels is None else pixels
+    (width, height), pixels = image.size, MAX_PIXELS if pixels is None else pixels
     if width * height > pixels:
         raise CalgpError(f"a decompression bomb? It has {width} × {height} pixels; at most {pixels} are decoded")
     if image.format in {"JPEG", "MPO"}:

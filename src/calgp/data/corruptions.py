@@ -1,7 +1,5 @@
 """Test images made worse, to see whether a classifier knows that it sees less."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -56,7 +54,7 @@ class Corruption:
         return f"{self.kind}-{self.severity}"
 
     @classmethod
-    def parse(cls, text: str, *, seed: int = 0) -> list[Corruption]:
+    def parse(cls, text: str, *, seed: int = 0) -> "list[Corruption]":
         """What `KIND:SEVERITY` names; `KIND` alone is all of its severities.
 
         >>> [corruption.label for corruption in Corruption.parse("blur:2")]

@@ -1,7 +1,5 @@
 """Anybody's PyTorch data set as `Images`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Image files as arrays: the one place where Pillow opens what a user hands in."""
 
-from __future__ import annotations
-
 import math
 import os
 import warnings
@@ -103,7 +101,7 @@ def open_image(
 
 @contextmanager
 def _opened(file: Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """A file of bounded size: some decoders read it whole, and a pipe would be waited for."""
+    """Opens a regular file of bounded size: some decoders read it whole, and reading a pipe could hang."""
     if not isinstance(file, Path):
         yield file
         return

@@ -4,8 +4,6 @@
 disk before a checksum is compared.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import http.client

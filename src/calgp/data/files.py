@@ -1,7 +1,5 @@
 """Image files that can be opened by their number, in memory that does not grow with their content."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -29,7 +27,7 @@ class FileNames(Sequence[str]):
     chosen: np.ndarray | None = None  # the numbers of the names that are meant; None means all
 
     @staticmethod
-    def of(names: Iterable[str]) -> FileNames:
+    def of(names: Iterable[str]) -> "FileNames":
         joined, ends = bytearray(), array("q")
         for name in names:
             joined += os.fsencode(name)
@@ -49,7 +47,7 @@ class FileNames(Sequence[str]):
         number = range(len(self))[index] if self.chosen is None else self.chosen[index]
         return os.fsdecode(self.joined[self.ends[number - 1] if number else 0 : self.ends[number]])
 
-    def take(self, index: Tensor) -> FileNames:
+    def take(self, index: Tensor) -> "FileNames":
         return replace(self, chosen=index.numpy() if self.chosen is None else self.chosen[index.numpy()])
 
 
@@ -71,7 +69,7 @@ class ImageFiles(ABC):
         """What a decoder can read."""
 
     @abstractmethod
-    def only(self, numbers: Tensor) -> ImageFiles:
+    def only(self, numbers: Tensor) -> "ImageFiles":
         """These files and no others, in this order, by absolute paths: small, for another process."""
 
     def columns(self, numbers: Tensor) -> dict[str, Any]:
@@ -101,7 +99,7 @@ class LooseFiles(ImageFiles):
     root: Path  # of paths that are relative
 
     @staticmethod
-    def of(paths: Sequence[Path]) -> LooseFiles:
+    def of(paths: Sequence[Path]) -> "LooseFiles":
         """Any files: nobody says what they show."""
         lengths = np.array([path.stat().st_size for path in paths], np.int64)
         labels = torch.full((len(paths),), UNLABELLED)
@@ -114,5 +112,5 @@ class LooseFiles(ImageFiles):
     def open(self, number: int) -> Path:
         return self.root / self.names[number]
 
-    def only(self, numbers: Tensor) -> LooseFiles:
+    def only(self, numbers: Tensor) -> "LooseFiles":
         return replace(self, **self.columns(numbers), root=self.root.absolute())

@@ -1,7 +1,5 @@
 """A folder of one's own images: a sub-folder for each class."""
 
-from __future__ import annotations
-
 import os
 import stat
 from array import array

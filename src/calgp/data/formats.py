@@ -3,8 +3,6 @@
 A file is data, never a command: nothing in it is executed, and no header decides how much memory is taken.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import math
@@ -119,10 +117,8 @@ def read_cifar_binary(path: Path, labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of one binary batch; a record has `labels` label bytes, of which the last is the class."""
     content = read_file(path, MAX_CIFAR_BYTES)
     record = labels + _CIFAR
-    if not content or len(content) % record:
-        raise CalgpError(
-            f"{path} has {len(content)} bytes, no multiple of {record}, CIFAR's record; download it again."
-        )
+    if not (size := len(content)) or size % record:
+        raise CalgpError(f"{path} has {size} bytes, no multiple of {record}, CIFAR's record; download it again.")
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1].copy()
 

@@ -1,7 +1,5 @@
 """Labelled images, and the parts of them that training and evaluation use."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +49,7 @@ class Images:
         _check_labels(self)
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, classes: tuple[str, ...], *, names: Sequence[str] | None = None) -> Images:
+    def of(cls, x: Tensor, y: Tensor, classes: tuple[str, ...], *, names: Sequence[str] | None = None) -> "Images":
         """A whole data set: its rows are 0 … N - 1."""
         return cls(x, y, classes, torch.arange(len(x)), None if names is None else FileNames.of(names))
 
@@ -76,7 +74,7 @@ class Images:
         """Indices of all images in their order, `size` at a time."""
         return (slice(first, first + size) for first in range(0, len(self), size))
 
-    def take(self, index: Tensor) -> Images:
+    def take(self, index: Tensor) -> "Images":
         """The images at `index` (int64 or bool), in that order, with their rows and names."""
         if index.dtype == torch.bool:
             index = index.nonzero().squeeze(1)
@@ -84,7 +82,7 @@ class Images:
         x, order = self.x.index_select(0, index), self.order.subset(rows)
         return replace(self, x=x, y=self.y[index], rows=rows, names=names, order=order)
 
-    def balanced(self, n: int, seed: int) -> Images:
+    def balanced(self, n: int, seed: int) -> "Images":
         """`n` images, n / Q of each class chosen by `seed`; all of them (in their own balance) for n = N.
 
         For one seed, a smaller subset is contained in every larger one: a learning curve adds images, never swaps.
@@ -97,7 +95,7 @@ class Images:
         chosen = [_shuffled(self.y, q, generator)[: n // len(counts)] for q in range(len(counts))]
         return self.take(torch.cat(chosen).sort().values)
 
-    def split(self, held_out: float, seed: int) -> tuple[Images, Images]:
+    def split(self, held_out: float, seed: int) -> "tuple[Images, Images]":
         """(rest, held out): a fraction in (0, 1) or a count (int), the same share of each class, chosen by `seed`.
 
         Every class that has two images is in both parts where the count allows it; a lone image stays in the rest.
@@ -105,7 +103,7 @@ class Images:
         held = stratified(self.y, len(self.classes), held_out, seed)
         return self.take(~held), self.take(held)
 
-    def resized(self, size: int) -> Images:
+    def resized(self, size: int) -> "Images":
         """Stretched to `size` × `size`, bilinear with antialiasing."""
         check_format(size, None)
         if self.x.shape[2:] == (size, size):
@@ -119,7 +117,7 @@ class Images:
         ]  # fmt: skip
         return replace(self, x=torch.cat(parts))
 
-    def coloured(self, colour: Colour) -> Images:
+    def coloured(self, colour: Colour) -> "Images":
         """Grey (ITU-R 601 luma, to the bit as Pillow's "L") or RGB (a grey channel repeated)."""
         check_format(None, colour)
         channels = self.x.shape[1]
@@ -129,7 +127,7 @@ class Images:
             )
         if channels == (1 if colour == "grey" else 3):
             return self
-        return replace(self, x=self.x.repeat(1, 3, 1, 1) if colour == "rgb" else _luma(self.x))
+        return replace(self, x=self.x.repeat(1, 3, 1, 1) if colour == "rgb" else luma(self.x))
 
     def checksum(self) -> str:
         """SHA-256 of shape, images and labels: equal if and only if the data are.
@@ -206,7 +204,7 @@ def _shuffled(y: Tensor, label: int, generator: torch.Generator) -> Tensor:
     return places[torch.randperm(len(places), generator=generator)]
 
 
-def _luma(x: Tensor) -> Tensor:
+def luma(x: Tensor) -> Tensor:
     """RGB to grey with Pillow's integers: L = (19595 R + 38470 G + 7471 B + 2¹⁵) / 2¹⁶."""
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32)
     parts = [

@@ -1,7 +1,5 @@
 """The order in which an epoch visits a set of images."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -17,7 +15,7 @@ class Order(ABC):
         """The indices 0 … n - 1, shuffled."""
 
     @abstractmethod
-    def subset(self, rows: Tensor) -> Order:
+    def subset(self, rows: Tensor) -> "Order":
         """The order for a part of the images: those with these rows."""
 
 
@@ -32,7 +30,7 @@ class UniformOrder(Order):
     def shuffle(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(n, generator=generator)
 
-    def subset(self, rows: Tensor) -> UniformOrder:
+    def subset(self, rows: Tensor) -> "UniformOrder":
         return self
 
 
@@ -53,7 +51,7 @@ class ShardOrder(Order):
         windows = torch.cat([indices[shard] for shard in shards]).split(self.window)
         return torch.cat([window[torch.randperm(len(window), generator=generator)] for window in windows])
 
-    def subset(self, rows: Tensor) -> ShardOrder:
+    def subset(self, rows: Tensor) -> "ShardOrder":
         shard = torch.bucketize(rows, torch.tensor(self.starts), right=True) - 1
         counts = torch.bincount(shard, minlength=len(self.starts))
         return ShardOrder(self.starts, tuple(counts.tolist()), self.window)

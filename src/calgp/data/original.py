@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from .source import Split
 from .sources import open_source
 
 AnySplit = Literal["train", "val", "test", "all"]
-SPLITS: tuple[AnySplit, ...] = ("train", "val", "test", "all")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +74,8 @@ def open_original(
     >>> len(images), next(images.read(slice(0, 1))).shape
     (1000, torch.Size([1, 28, 28]))
     """
-    if split not in SPLITS:
-        raise CalgpError(f"Invalid split={split!r}: must be one of {', '.join(SPLITS)}.")
+    if split not in (known := get_args(AnySplit)):
+        raise CalgpError(f"Invalid split={split!r}: must be one of {', '.join(known)}.")
     found = open_source(
         f"stream:{source.removeprefix('folder:')}" if source.startswith("folder:") else source,
         size=1, colour=colour, workers=0, skip_unreadable=skip_unreadable,

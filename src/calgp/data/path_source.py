@@ -1,7 +1,5 @@
 """Images of one's own, at a path: how they are split, what is decoded when, and what to do about unreadable files."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,8 +20,7 @@ from .streaming import StreamedPixels, common_format, unreadable_error
 TEST_SHARE = 0.2
 _SPLIT_SEED = 0
 PART_NAMES: dict[str, Split] = {
-    "train": "train", "training": "train",
-    "val": "val", "valid": "val", "validation": "val",
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
 _PURPOSE: dict[Split, str] = {"train": "to train on", "val": "held out", "test": "to test on"}
@@ -38,7 +35,7 @@ class Part:
     order: Order = UNIFORM
 
     @staticmethod
-    def whole(files: ImageFiles, order: Order = UNIFORM) -> Part:
+    def whole(files: ImageFiles, order: Order = UNIFORM) -> "Part":
         return Part(files, torch.arange(len(files.names)), order)
 
 

@@ -5,8 +5,6 @@ uint8 arrays are built by this file itself, the names of NumPy's rebuilding func
 and every other opcode is refused. `pickle.Unpickler` with a short list of names was tried: ten bytes may cost 512 MB.
 """
 
-from __future__ import annotations
-
 import io
 import pickletools
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 ConnectionResetError, and leaves the other workers running; and its batches need room in /dev/shm.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -4,8 +4,6 @@
 off, and loses names of more than 100 characters.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io
@@ -56,17 +54,15 @@ class ShardFiles(ImageFiles):
     offsets: np.ndarray  # int64: the first byte of each image in its shard
 
     @staticmethod
-    def of(paths: Sequence[Path]) -> ShardFiles:
+    def of(paths: Sequence[Path]) -> "ShardFiles":
         indices = [load_index(path) for path in paths]
         counts = [len(index.ends) for index in indices]
-        columns = {
-            field.name: np.concatenate([getattr(index, field.name) for index in indices])
-            for field in fields(ShardIndex)
-        }
+        names = [field.name for field in fields(ShardIndex)]
+        columns = {name: np.concatenate([getattr(index, name) for index in indices]) for name in names}
         before = np.cumsum([0, *(len(index.joined) for index in indices[:-1])])
-        names = FileNames(columns["joined"].tobytes(), columns["ends"] + np.repeat(before, counts))
+        files = FileNames(columns["joined"].tobytes(), columns["ends"] + np.repeat(before, counts))
         labels, starts = torch.from_numpy(columns["labels"]), np.cumsum([0, *counts[:-1]])
-        return ShardFiles(names, columns["lengths"], labels, tuple(paths), starts, columns["offsets"])
+        return ShardFiles(files, columns["lengths"], labels, tuple(paths), starts, columns["offsets"])
 
     @property
     def place(self) -> str:
@@ -86,7 +82,7 @@ class ShardFiles(ImageFiles):
             raise CalgpError(f"{self.names[number]} is cut off: {path} has changed since it was indexed")
         return io.BytesIO(content)
 
-    def only(self, numbers: Tensor) -> ShardFiles:
+    def only(self, numbers: Tensor) -> "ShardFiles":
         wanted = numbers.numpy()
         shards = (np.searchsorted(self.starts, wanted, "right") - 1).tolist()
         absolute = {shard: self.paths[shard].absolute() for shard in set(shards)}

@@ -1,7 +1,5 @@
 """Images in tar archives, as WebDataset has them: NAME.jpg beside NAME.cls or NAME.json, many to a shard."""
 
-from __future__ import annotations
-
 import glob
 import io
 import re
@@ -128,10 +126,8 @@ def write_shards(
     for split, part in layout.parts.items():
         order = torch.randperm(len(part.numbers), generator=torch.Generator().manual_seed(0))
         for shard, numbers in enumerate(part.numbers[order].split(images_per_shard)):
-            images = (
-                (Path(part.files.place, part.files.names[number]), int(part.files.labels[number]))
-                for number in numbers.tolist()
-            )
+            paths = (Path(part.files.place, part.files.names[number]) for number in numbers.tolist())
+            images = zip(paths, part.files.labels[numbers].tolist(), strict=True)
             _write_shard(out / f"{split}-{shard:06}.tar", images, first=shard * images_per_shard)
             watch(len(numbers), total)
     return {split: len(part.numbers) for split, part in layout.parts.items()}

@@ -1,7 +1,5 @@
 """What a source of images is, and where its files are."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

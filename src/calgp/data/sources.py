@@ -1,7 +1,5 @@
 """The table of image sets, and the way from a name to images."""
 
-from __future__ import annotations
-
 import functools
 import lzma
 import os
@@ -152,9 +150,10 @@ class IdxSource(Source):
     def _find(self, root: Path, split: Split) -> list[Path]:
         """The two files, both from one folder; unpacked ones first, being faster to read."""
         for folder in self.folders:
-            paths = [_first(root / folder / file, root / folder / f"{file}.gz") for file in self.files[split]]
-            if all(paths):
-                return [path for path in paths if path]
+            places = [[root / folder / file, root / folder / f"{file}.gz"] for file in self.files[split]]
+            found = [next(filter(Path.is_file, each), None) for each in places]
+            if all(found):
+                return [path for path in found if path]
         return []
 
 
@@ -216,10 +215,6 @@ def _images(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], paths: list[
         return Images.of(pixels[:, None] if x.ndim == 3 else pixels, torch.from_numpy(y).long(), classes)
     except CalgpError as error:
         raise CalgpError(f"{paths[0]} and its labels do not fit together: {error}") from error
-
-
-def _first(*paths: Path) -> Path | None:
-    return next((path for path in paths if path.is_file()), None)
 
 
 def _missing(source: Source, root: Path, files: list[str]) -> CalgpError:

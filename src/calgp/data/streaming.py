@@ -1,8 +1,6 @@
 """Images that stay in their files until they are read."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +51,7 @@ class StreamedPixels:
             raise unreadable_error(self.files.place, list(unreadable.values()))
         return pixels
 
-    def index_select(self, dim: int, index: Tensor) -> StreamedPixels:
+    def index_select(self, dim: int, index: Tensor) -> "StreamedPixels":
         return replace(self, numbers=self.numbers[index])
 
     def read(self, indices: Iterable[Index]) -> Iterator[tuple[Index, Tensor]]:
@@ -125,27 +123,20 @@ def common_format(sets: Sequence[ImageFiles], size: int | None, colour: Colour |
     """
     if size is not None and colour is not None:
         return Format((1 if colour == "grey" else 3, size, size), size, colour, [])
-    sizes, all_grey, unreadable = set[tuple[int, int]](), True, list[str]()
-    every = ((each, number) for each in sets for number in range(len(each.names)))
-    for files, number in every:
-        name, header = files.names[number], _header(files, number)
-        if header is None:
-            unreadable.append(f"{name} is not a readable image")
-            continue
-        is_grey, shape = header
-        all_grey = all_grey and is_grey
-        sizes.add(shape)
+    sizes, colours, unreadable = set[tuple[int, int]](), set[Colour](), list[str]()
+    for files, number in ((each, number) for each in sets for number in range(len(each.names))):
+        if (header := _header(files, number)) is None:
+            unreadable.append(f"{files.names[number]} is not a readable image")
+        else:
+            colours.add("grey" if header[0] else "rgb")
+            sizes.add(header[1])
     if not sizes:
         raise unreadable_error(sets[0].place, unreadable)
-    colour, size = colour or ("grey" if all_grey else "rgb"), size or _side(sizes)
+    colour, longest = colour or ("rgb" if "rgb" in colours else "grey"), max(map(max, sizes))
+    if size is None and (len(sizes) > 1 or longest > LARGEST_KEPT):
+        size = min(longest, SIDE)
     width, height = (size, size) if size else sizes.pop()
     return Format((1 if colour == "grey" else 3, height, width), size, colour, unreadable)
-
-
-def _side(sizes: Collection[tuple[int, int]]) -> int | None:
-    """The side that images of these sizes are stretched to, if they have to be."""
-    longest = max(map(max, sizes))
-    return None if len(sizes) == 1 and longest <= LARGEST_KEPT else min(longest, SIDE)
 
 
 def _header(files: ImageFiles, number: int) -> tuple[bool, tuple[int, int]] | None:

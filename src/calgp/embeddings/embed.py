@@ -15,7 +15,7 @@ from calgp.data.prefetch import prefetch, worker_count
 from calgp.embeddings.cache import FORMAT, MadeBy, Manifest, write_shard
 from calgp.errors import CalgpError
 from calgp.nets.preprocessing import Preprocessing
-from calgp.nets.pretrained import Asked, FeatureExtractor
+from calgp.nets.pretrained import FeatureExtractor, NetworkRequest
 from calgp.runs.devices import open_device
 from calgp.runs.folder import slug
 from calgp.search.engines import Engine, SerialEngine
@@ -58,7 +58,7 @@ class ResizedRows:
 class EmbedShard:
     """Writes the features of a shard's images. Another process opens the network by its name, once."""
 
-    asked: Asked
+    asked: NetworkRequest
     manifest: Manifest
     folder: Path
     device: str
@@ -120,7 +120,7 @@ def cache_name(extractor: FeatureExtractor, images: OriginalImages, source: str)
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(asked: Asked, made_by: MadeBy, device: str) -> FeatureExtractor:
+def _opened(asked: NetworkRequest, made_by: MadeBy, device: str) -> FeatureExtractor:
     """The network in a process of an engine, which must be the one that the manifest describes."""
     found = asked.open()
     for what in ("weights", "preprocessing"):

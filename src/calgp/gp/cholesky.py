@@ -36,7 +36,7 @@ def cholesky(k: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
 
 
 def factor(precision: Float[Tensor, "*k M M"], what: str) -> Float[Tensor, "*k M M"]:
-    """L with LLᵀ = P, for a P that is I or more by its making: if it has none, its numbers have failed."""
+    """L with LLᵀ = P of a precision P = I + …; NumericalError where overflow or rounding has spoilt P."""
     lower, failed = torch.linalg.cholesky_ex(precision)
     if failed.any() or not lower.isfinite().all():
         raise NumericalError(f"{what} has no Cholesky factor: its numbers are too large, too small or not finite")

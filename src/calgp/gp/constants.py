@@ -23,11 +23,10 @@ def is_traced() -> bool:
 
 
 def constant(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Keeps what `make` gave last, by its arguments.
+    """A cache of what `make` returns, by its arguments.
 
-    A tensor born in inference mode could never be used in training, so it is left for the making. `torch.compile` and
-    `torch.export` trace `make` itself: they warn about caches, and their fake tensors must not stay in one; nor must
-    the wrapped ones of `torch.func`.
+    A tensor made in inference mode could never be used in training, so `make` runs outside of it. `torch.compile`,
+    `torch.export` and `torch.func` bypass the cache: their fake or wrapped tensors must not stay in it.
     """
 
     @functools.lru_cache(MOST)

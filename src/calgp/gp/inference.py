@@ -258,7 +258,7 @@ def _check_images(model: Model, x: Tensor) -> None:
 
 @contextmanager
 def _of_its_shape(x: Tensor) -> Iterator[None]:
-    """What a model cannot take, as one sentence; anything else that fails stays what it is."""
+    """Turns torch's complaints about shapes into one sentence; other errors pass."""
     try:
         yield
     except RuntimeError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from calgp.gp.cholesky import inverse_root
 from calgp.gp.freezing import Freezable
@@ -41,8 +41,12 @@ class LaplaceGP(Freezable):
         self.root: Float[Tensor, "k m m"]
         self.fitted: Bool[Tensor, ""]
 
-    def frozen(self) -> "FrozenLaplaceGP":
-        return FrozenLaplaceGP(self)
+    def frozen(self) -> "LaplaceGP":
+        """With `fitted` as a plain bool: a trace cannot decide by a tensor."""
+        fitted = bool(self.fitted)
+        del self.fitted
+        self.fitted = fitted  # pyright: ignore[reportAttributeAccessIssue]
+        return self
 
     def forward(self, c: Float[Tensor, "N d"]) -> Latent:
         return self.gaussian(c) if self.fitted else Latent(self.process(c).unsqueeze(0))
@@ -74,17 +78,6 @@ class LaplaceGP(Freezable):
             accumulate(precision, phi, curvature(self.process.weights(phi)))
         self.root.copy_(inverse_root(precision))
         self.fitted.fill_(True)
-
-
-class FrozenLaplaceGP(nn.Module):
-    """A `LaplaceGP` that has been fitted, or never will be."""
-
-    def __init__(self, gp: LaplaceGP) -> None:
-        super().__init__()
-        self.gp, self.fitted = gp, bool(gp.fitted)
-
-    def forward(self, c: Float[Tensor, "N d"]) -> Latent:
-        return self.gp.gaussian(c) if self.fitted else Latent(self.gp.process(c).unsqueeze(0))
 
 
 def accumulate(precision: Float[Tensor, "k m m"], phi: Float[Tensor, "N m"], curvature: Float[Tensor, "N k"]) -> None:

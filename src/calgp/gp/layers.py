@@ -63,13 +63,8 @@ class RandomFeatureGP(nn.Module):
             )
         self.in_features, self.out_features, self.n_rf = in_features, out_features, n_rf
         self.kernel = make_kernel(kernel, in_features, theta)
-        self.frequencies = draw_frequencies(
-            frequencies,
-            in_features,
-            n_rf,
-            masking=masking if masking_omega is None else masking_omega,
-            generator=generator,
-        )
+        omega = masking if masking_omega is None else masking_omega
+        self.frequencies = draw_frequencies(frequencies, in_features, n_rf, masking=omega, generator=generator)
         linear = masking.linear if theta.outputs is None else masking.linear_per_output
         self.weights = linear(self.kernel.features(n_rf), out_features, generator=generator)
 

@@ -234,10 +234,8 @@ class RobustMax(Likelihood):
         nodes, weights = _gauss_hermite(self.nodes, dtype, mean.device)
         chosen = y.expand(len(mean), -1).unsqueeze(-1)  # [S, N, 1]
         # f_y − μ_q with f_y = μ_y + σ_y x; the difference of means first, which is exact for ties: [S, N, nodes, Q]
-        lead = (mean.gather(-1, chosen) - mean).unsqueeze(-2) + deviation.gather(-1, chosen).unsqueeze(-2) * nodes[
-            :, None
-        ]
-        above = lead / deviation.unsqueeze(-2)
+        steps = deviation.gather(-1, chosen).unsqueeze(-2) * nodes[:, None]
+        above = ((mean.gather(-1, chosen) - mean).unsqueeze(-2) + steps) / deviation.unsqueeze(-2)
         others = torch.arange(mean.shape[-1], device=mean.device) != chosen  # [S, N, Q]
         # Φ(−30) is 0, and torch's derivative of log Φ is wrong far below
         log_below = torch.where(others.unsqueeze(-2), torch.special.log_ndtr(above.clamp_min(-30)), 0).sum(-1)

@@ -315,9 +315,8 @@ class MaskedConv2d(MaskedWeights, Convolution):
         responses[-1] = 0 if self.bias is None else self.bias
         z = F.pad(self.mask.draw(h, noise).flatten(2), (0, 1), value=1.0)  # [S, N or 1, C + 1]
         f = h.new_empty(len(z), n, height * width * outputs)
-        torch.bmm(
-            z.expand(-1, n, -1).transpose(0, 1), responses.view(-1, *f.shape[1:]).transpose(0, 1), out=f.transpose(0, 1)
-        )
+        of_images = responses.view(-1, *f.shape[1:]).transpose(0, 1)
+        torch.bmm(z.expand(-1, n, -1).transpose(0, 1), of_images, out=f.transpose(0, 1))
         return f.view(-1, height, width, outputs).movedim(-1, 1)  # channels last in memory
 
 

@@ -10,14 +10,8 @@ NARROW, WIDE = 8, 32  # pixels: rows up to NARROW waste most of a tile of AMX, t
 
 def is_narrow(h: Tensor, weight: Tensor) -> bool:
     """Whether the gradient of these filters, 3 × 3, is cheaper with images side by side."""
-    return (
-        h.dtype == torch.bfloat16
-        and h.device.type == "cpu"
-        and h.shape[-1] <= NARROW
-        and weight.shape[-2:] == (3, 3)
-        and torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-    )
+    suits = h.dtype == torch.bfloat16 and h.device.type == "cpu" and h.shape[-1] <= NARROW
+    return suits and weight.shape[-2:] == (3, 3) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def narrow_convolution(h: Float[Tensor, "B C H W"], weight: Float[Tensor, "D C 3 3"]) -> Float[Tensor, "B D H W"]:

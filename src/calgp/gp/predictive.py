@@ -116,10 +116,6 @@ class SampleMoments:
     def __add__(self, other: "SampleMoments") -> "SampleMoments":
         count = self.count + other.count
         step = other.mean - self.mean
-        return SampleMoments(
-            count,
-            torch.logaddexp(self.log_sum, other.log_sum),
-            self.entropy + other.entropy,
-            self.mean + step * (other.count / count),
-            self.deviations + other.deviations + step.square() * (self.count * other.count / count),
-        )
+        deviations = self.deviations + other.deviations + step.square() * (self.count * other.count / count)
+        log_sum, mean = torch.logaddexp(self.log_sum, other.log_sum), self.mean + step * (other.count / count)
+        return SampleMoments(count, log_sum, self.entropy + other.entropy, mean, deviations)

@@ -1,4 +1,4 @@
-"""Filters of bounded spectral norm, so that features of distant images cannot be torn apart (SNGP, Liu et al. 2020)."""
+"""Filters of bounded spectral norm: they stretch distances of images by a bounded factor (Liu et al. 2020, SNGP)."""
 
 import torch
 from jaxtyping import Float

@@ -30,12 +30,7 @@ class Interval:
 
 
 def bootstrap(
-    outcomes: Outcomes,
-    metric: Callable[[Outcomes], Tensor],
-    *,
-    seed: int,
-    resamples: int = 1000,
-    level: float = 0.95,
+    outcomes: Outcomes, metric: Callable[[Outcomes], Tensor], *, seed: int, resamples: int = 1000, level: float = 0.95
 ) -> Interval:
     """Percentile interval of a metric over test sets drawn with replacement from this one.
 
@@ -90,12 +85,7 @@ def bootstrap_scores(
 
 
 def bootstrap_ood(
-    inside: Float[Tensor, "N"],
-    outside: Float[Tensor, "M"],
-    *,
-    seed: int,
-    resamples: int = 1000,
-    level: float = 0.95,
+    inside: Float[Tensor, "N"], outside: Float[Tensor, "M"], *, seed: int, resamples: int = 1000, level: float = 0.95
 ) -> dict[str, Interval]:
     """Percentile intervals of the `OutOfDistribution` numbers, by name; both sides are resampled, each by itself.
 
@@ -172,9 +162,8 @@ def resampled_ood(
     def counted(rank: Int[Tensor, "N"], weights: Float[Tensor, "R N"]) -> Int[Tensor, "R L"]:
         return torch.stack([torch.bincount(rank, each, minlength=levels) for each in weights]).long()
 
-    parts = zip(
-        *(weights.split(max(1, LEVELS // levels)) for weights in (inside_weights, outside_weights)), strict=True
-    )
+    step = max(1, LEVELS // levels)
+    parts = zip(inside_weights.split(step), outside_weights.split(step), strict=True)
     values = torch.cat([detection(counted(inside_rank, a), counted(outside_rank, b)) for a, b in parts])
     return dict(zip(OutOfDistribution.__dataclass_fields__, values.unbind(1), strict=True))
 

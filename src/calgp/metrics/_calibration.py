@@ -67,18 +67,10 @@ class Reliability:
         parts = list(parts)
         if not parts:
             raise CalgpError("Invalid parts of a reliability: must be at least one.")
-        first, *others = parts
-        for part in others:
-            if not torch.equal(part.edges, first.edges):
-                raise CalgpError("Invalid parts of a reliability: must have the same bin edges.")
-            first = replace(
-                first,
-                count=first.count + part.count,
-                correct=first.correct + part.correct,
-                confidence_sum=first.confidence_sum + part.confidence_sum,
-                n=first.n + part.n,
-            )
-        return first
+        if not all(torch.equal(part.edges, parts[0].edges) for part in parts):
+            raise CalgpError("Invalid parts of a reliability: must have the same bin edges.")
+        names = ("count", "correct", "confidence_sum", "n")
+        return replace(parts[0], **{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
 def reliability(outcomes: Outcomes, *, bins: int = 20, binning: Binning = "equal-width") -> Reliability:

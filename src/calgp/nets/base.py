@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from calgp.data import Images
-from calgp.gp import Latent, Likelihood, Model, Noise, Posterior, Softmax, bound_filters, name_sites
+from calgp.gp import Latent, Likelihood, Model, Noise, Posterior, Softmax, bound_filters, convolutions, name_sites
 from calgp.options import Interval, options_of
 
 KEPT = Interval(2**-16, 1)  # π of masks, which are drawn by at most 16 binary digits
@@ -49,8 +49,15 @@ class Features(nn.Module, ABC):
         """KL of q(Ψ), Eq. (8)."""
 
 
+class ConvFeatures(Features):
+    """c(x | Ψ) of which the convolutions alone are inferred."""
+
+    def kl(self) -> Float[Tensor, ""]:
+        return torch.stack([each.kl() for each in convolutions(self)]).sum()
+
+
 class FeaturesModel(Model, ABC):
-    """A model of f at the features c(x | Ψ); what its samples share is what those of the network share."""
+    """A model of f at the features c(x | Ψ). Its stem, computed once for all samples, is that of the network."""
 
     def __init__(self, features: Features) -> None:
         super().__init__()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.data import Images
-from calgp.gp import UNMASKED, Convolution, Noise, Posterior
-from calgp.nets.base import HIDDEN, Backbone, Features, Task, bound_spectrum, canvas, check_widths
+from calgp.gp import UNMASKED, Convolution, Noise, Posterior, convolutions
+from calgp.nets.base import HIDDEN, Backbone, ConvFeatures, Task, bound_spectrum, canvas, check_widths
 from calgp.nets.lenet import LeNet
 from calgp.nets.resnet import batch_norm
 from calgp.nets.standardised import standardisers
@@ -73,7 +73,7 @@ class Compact(Backbone):
             features.whitening.fit(x)
 
 
-class CompactFeatures(Features):
+class CompactFeatures(ConvFeatures):
     """The network that a `Compact` describes."""
 
     def __init__(self, spec: Compact, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:
@@ -90,9 +90,8 @@ class CompactFeatures(Features):
         self.stages: list[Stage] = nn.ModuleList(stages)  # pyright: ignore[reportAttributeAccessIssue]
         self.unmasked = min(spec.unmasked + further, len(stages))
         self.out_features, self.mirror, self.shift = before, spec.mirror, spec.shift
-        for module in self.modules():
-            if isinstance(module, Convolution):
-                nn.init.kaiming_normal_(module.weight, generator=generator)
+        for each in convolutions(self):
+            nn.init.kaiming_normal_(each.weight, generator=generator)
         bound_spectrum(self, spec.spectral)
 
     def stem(self, x: Float[Tensor, "N C H W"]) -> Tensor:
@@ -104,12 +103,10 @@ class CompactFeatures(Features):
 
     def _views(self, x: Float[Tensor, "N C H W"]) -> list[Tensor]:
         """The images of a training step as they are; those to predict also moved and mirrored, as the options say."""
-        views = [x]
-        if self.shift and not self.training:
-            views += [moved(x, -self.shift), moved(x, self.shift)]
-        if self.mirror and not self.training:
-            views += [view.flip(-1) for view in views]
-        return views
+        if self.training:
+            return [x]
+        views = [x, moved(x, -self.shift), moved(x, self.shift)] if self.shift else [x]
+        return views + [view.flip(-1) for view in views] if self.mirror else views
 
     def _first_stages(self, x: Tensor) -> Tensor:
         h = F.gelu(self.whitening(canvas(x, SMALLEST)))
@@ -121,9 +118,6 @@ class CompactFeatures(Features):
         for stage in self.stages[self.unmasked :]:
             h = stage(h, noise)
         return h.amax((2, 3))
-
-    def kl(self) -> Float[Tensor, ""]:
-        return torch.stack([m.kl() for m in self.modules() if isinstance(m, Convolution)]).sum()
 
 
 def moved(x: Float[Tensor, "N C H W"], by: int) -> Float[Tensor, "N C H W"]:

@@ -62,15 +62,9 @@ def fused(steps: Sequence[Step], kept: Collection[str], names: Callable[[Json], 
             found[step.name] = made[step.name] = step._replace(args=args)
             del found[pad.name]
         elif step.operation == "getitem" and step.args[1] == 0 and (norm := before(step.args[0], BATCH_NORM)):
-            convolution = before(norm.args[0], CONVOLUTION)
-            if (
-                convolution
-                and None not in norm.args[1:5]
-                and not convolution.args[6]
-                and len(names(norm.args[1:5])) == 4
-            ):
-                epsilon = norm.args[6]
-                found[step.name] = Step(step.name, NORMED, convolution.args, {"norm": [*norm.args[1:5], epsilon]})
+            convolution, moments = before(norm.args[0], CONVOLUTION), norm.args[1:5]
+            if convolution and None not in moments and not convolution.args[6] and len(names(moments)) == 4:
+                found[step.name] = Step(step.name, NORMED, convolution.args, {"norm": [*moments, norm.args[6]]})
                 del found[norm.name], found[convolution.name]
     return list(found.values())
 

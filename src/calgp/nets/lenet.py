@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from calgp.gp import UNMASKED, Convolution, Noise, Posterior
-from calgp.nets.base import HIDDEN, Backbone, Features, Task, bound_spectrum, canvas, check_widths
+from calgp.nets.base import HIDDEN, Backbone, ConvFeatures, Task, bound_spectrum, canvas, check_widths
 from calgp.options import COUNT, POSITIVE, Interval, check_options, option
 
 RADIUS, ALPHA, BETA, BIAS = 4, 0.001 / 9, 0.75, 1.0  # response normalisation in the authors' networks for CIFAR-10
@@ -55,7 +55,7 @@ class LeNet(Backbone):
         return LeNetFeatures(self, task, posterior, generator)
 
 
-class LeNetFeatures(Features):
+class LeNetFeatures(ConvFeatures):
     """The network that a `LeNet` describes."""
 
     def __init__(self, spec: LeNet, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:
@@ -86,9 +86,6 @@ class LeNetFeatures(Features):
             # ReLU and max-pooling commute: with nothing between them, pooling first leaves ReLU a quarter of the work
             h = self._pooled(self.response_norm(h.relu())) if self.spec.normalise else self._pooled(h).relu()
         return h.flatten(1)
-
-    def kl(self) -> Float[Tensor, ""]:
-        return torch.stack([convolution.kl() for convolution in self.convolutions]).sum()
 
     def _first(self, h: Tensor, noise: Noise | None) -> Tensor:
         return self.response_norm(self._pooled(self.convolutions[0](h, noise)).relu())

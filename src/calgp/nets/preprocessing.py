@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from calgp.data.images import luma
 from calgp.errors import CalgpError, short_repr
 
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
@@ -105,8 +106,7 @@ def _as_channels(image: Tensor, channels: int) -> Tensor:
     if image.shape[0] == 1:
         return image.expand(channels, -1, -1)
     if image.shape[0] == 3 and channels == 1:
-        weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32).view(3, 1, 1)  # ITU-R 601 luma, as Pillow's
-        return (((image.int() * weights).sum(0, keepdim=True) + 0x8000) >> 16).to(torch.uint8)
+        return luma(image[None])[0]
     raise CalgpError(f"Invalid image with {image.shape[0]} channels: the network takes images with {channels}.")
 
 

@@ -30,8 +30,8 @@ RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, in t
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `find_network` was asked for: another process can ask for the same."""
+class NetworkRequest:
+    """The arguments of `find_network`, so that another process can make the same call."""
 
     name: str
     weights: str | None = None
@@ -41,7 +41,7 @@ class Asked:
     def open(self) -> "FeatureExtractor":
         return find_network(self.name, self.weights, features=self.features, size=self.size)
 
-    def absolute(self) -> "Asked":
+    def absolute(self) -> "NetworkRequest":
         """The same from any working directory."""
         kind, _, rest = self.name.partition(":")
         path, _, function = self.name.rpartition(":")
@@ -63,7 +63,7 @@ class FeatureExtractor:
     network: WrappedFeatures
     preprocessing: Preprocessing
     weights: str
-    asked: Asked
+    asked: NetworkRequest
 
     @property
     def width(self) -> int:
@@ -91,12 +91,7 @@ class FeatureExtractor:
         return self.features(self.resized(images))
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
-    """A network as its library makes it, and how it wants its images."""
-
-    network: nn.Module
-    preprocessing: Preprocessing
+Made = tuple[nn.Module, Preprocessing]  # a network as its library makes it, and how it wants its images
 
 
 def find_network(
@@ -125,15 +120,15 @@ def find_network(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of libraries, about arguments that nobody has given
         torch.manual_seed(0)  # "random" weights are always the same
-        made = make(rest, own_weights=weights is None)
-    network = made.network.float().eval()
-    preprocessing = made.preprocessing if size is None else replace(made.preprocessing, size=size, resize=size)
+        made, preprocessing = make(rest, own_weights=weights is None)
+    network = made.float().eval()
+    preprocessing = preprocessing if size is None else replace(preprocessing, size=size, resize=size)
     task = Task(preprocessing.channels, preprocessing.size, preprocessing.size, classes=2)
     found = Wrapped(name, features=features, freeze=True).features_of(lambda: network, task, UNMASKED).eval()
     if file is not None and tensors is not None:
         put_weights(found.network, tensors, file)
     found = found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  (twice as fast on a CPU)
-    asked = Asked(name, None if weights is None else str(weights), features, size)
+    asked = NetworkRequest(name, None if weights is None else str(weights), features, size)
     return FeatureExtractor(name, found, preprocessing, weights_digest(found.network), asked)
 
 
@@ -171,7 +166,7 @@ def _timm(name: str, *, own_weights: bool) -> Made:
     interpolation = found["interpolation"] if found["interpolation"] in ("bilinear", "nearest") else "bicubic"
     fit = "stretch" if found.get("crop_mode") == "squash" else "crop"
     resize = max(size, math.floor(size / (found.get("crop_pct") or 1)))
-    return Made(network, Preprocessing(size, resize, found["mean"], found["std"], interpolation, fit))
+    return network, Preprocessing(size, resize, found["mean"], found["std"], interpolation, fit)
 
 
 def _torchvision(name: str, *, own_weights: bool) -> Made:
@@ -186,8 +181,8 @@ def _torchvision(name: str, *, own_weights: bool) -> Made:
         raise _no_weights(f"torchvision:{name}", error) from None
     found = weights.transforms()
     size, resize = int(found.crop_size[0]), int(found.resize_size[0])
-    interpolation = found.interpolation.value
-    return Made(network, Preprocessing(size, max(size, resize), tuple(found.mean), tuple(found.std), interpolation))
+    mean, std, interpolation = tuple(found.mean), tuple(found.std), found.interpolation.value
+    return network, Preprocessing(size, max(size, resize), mean, std, interpolation)
 
 
 def _transformers(folder: str, *, own_weights: bool) -> Made:
@@ -208,7 +203,7 @@ def _transformers(folder: str, *, own_weights: bool) -> Made:
         raise CalgpError(f"transformers cannot read {folder} ({one_line(error)}).") from None
     if missing:
         raise CalgpError(f"{folder} has no weights for {len(missing)} tensors of its network, such as {missing[0]!r}.")
-    return Made(network, _transformers_preprocessing(path))
+    return network, _transformers_preprocessing(path)
 
 
 def _transformers_preprocessing(folder: Path) -> Preprocessing:
@@ -243,7 +238,7 @@ def _from_file(place: str, *, own_weights: bool) -> Made:
         raise CalgpError(
             f"Invalid network {place}: the function must return an nn.Module, not {type(network).__name__}."
         )
-    return Made(network, Preprocessing.of(getattr(network, "preprocessing", None), Preprocessing()))
+    return network, Preprocessing.of(getattr(network, "preprocessing", None), Preprocessing())
 
 
 KINDS: dict[str, Callable[..., Made]] = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers}

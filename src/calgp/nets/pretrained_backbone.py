@@ -81,13 +81,10 @@ class Pretrained(Backbone):
 
     def flags(self) -> list[str]:
         words = ["--network", self.network] + ([] if self.weights is None else ["--weights", self.weights])
-        found = {
-            name: (each, getattr(self, name)) for name, each in options_of(Pretrained).items() if name not in FOUND
-        }
-        changed = [
-            f"backbone.{name}={each.show(value)}" for name, (each, value) in found.items() if value != each.default
-        ]
-        return words + [word for each in changed for word in ("--set", each)]
+        for name, each in options_of(Pretrained).items():
+            if name not in FOUND and (value := getattr(self, name)) != each.default:
+                words += ["--set", f"backbone.{name}={each.show(value)}"]
+        return words
 
     def choose(self, task: Task, *, mirror: bool = False) -> "Pretrained":
         """Itself, if it has been followed where a user named it: data names no code to run.

@@ -27,10 +27,10 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 # of the core set but for a missing tag, or kept whole by torch.export
 ALSO = frozenset({
-    "aten._unsafe_view.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.detach.default", "aten.lift_fresh_copy.default",
-    "aten.scaled_dot_product_attention.default", "aten.sym_constrain_range_for_size.default",
-    "aten.sym_size.int", "aten.upsample_bicubic2d.vec", "aten.linear.default", "aten.baddbmm.default",
+    "aten._unsafe_view.default", "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.detach.default",
+    "aten.lift_fresh_copy.default", "aten.scaled_dot_product_attention.default", "aten.linear.default",
+    "aten.sym_constrain_range_for_size.default", "aten.sym_size.int", "aten.upsample_bicubic2d.vec",
+    "aten.baddbmm.default",
 })  # fmt: skip
 CONSTANTS: dict[str, tuple[type, Any]] = {
     "dtype": (torch.dtype, torch), "memory_format": (torch.memory_format, torch), "layout": (torch.layout, torch),

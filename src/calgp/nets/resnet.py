@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calgp.gp import UNMASKED, Noise, Posterior, convolutions
-from calgp.nets.base import HIDDEN, LARGEST_SIDE, Backbone, Features, Task, bound_spectrum, canvas, check_widths
+from calgp.nets.base import HIDDEN, LARGEST_SIDE, Backbone, ConvFeatures, Task, bound_spectrum, canvas, check_widths
 from calgp.nets.lenet import LeNet
 from calgp.options import COUNT, Interval, check_options, like, option
 
@@ -54,7 +54,7 @@ class ResNet(Backbone):
         return ResNetFeatures(self, task, posterior, generator)
 
 
-class ResNetFeatures(Features):
+class ResNetFeatures(ConvFeatures):
     """The network that a `ResNet` describes. Prediction uses running batch-norm statistics, unless it should not, and
     never changes them.
     """
@@ -62,25 +62,17 @@ class ResNetFeatures(Features):
     def __init__(self, spec: ResNet, task: Task, posterior: Posterior, generator: torch.Generator | None) -> None:
         super().__init__()
         self.spec = spec
-        first = spec.widths[0]
+        before = spec.widths[0]
         first_posterior = posterior if spec.mask_first else UNMASKED
-        self.first = first_posterior.convolution(task.channels, first, 3, bias=False, generator=generator)
-        self.first_norm = batch_norm(first)
-        blocks = []
-        for stage, (before, width) in enumerate(zip((first, *spec.widths), spec.widths, strict=False)):
+        self.first = first_posterior.convolution(task.channels, before, 3, bias=False, generator=generator)
+        self.first_norm = batch_norm(before)
+        self.blocks = nn.ModuleList()
+        for stage, width in enumerate(spec.widths):
             for block in range(spec.n):
-                opening = block == 0
-                blocks.append(
-                    Block(
-                        before if opening else width,
-                        width,
-                        stride=2 if opening and stage else 1,
-                        activated=opening and stage == 0,  # the stem has just been through batch norm and ReLU
-                        posterior=posterior,
-                        generator=generator,
-                    )
-                )
-        self.blocks = nn.ModuleList(blocks)
+                stride = 2 if stage and not block else 1
+                activated = not (stage or block)  # the stem has just been through batch norm and ReLU
+                self.blocks.append(Block(before, width, posterior, generator, stride=stride, activated=activated))
+                before = width
         self.last_norm = batch_norm(spec.widths[-1])
         self.out_features = spec.widths[-1]
         for convolution in convolutions(self):
@@ -102,9 +94,6 @@ class ResNetFeatures(Features):
             h = block(h, noise)
         return self.last_norm(h).relu_().mean((2, 3))
 
-    def kl(self) -> Float[Tensor, ""]:
-        return torch.stack([each.kl() for each in convolutions(self)]).sum()
-
     def _first(self, h: Tensor, noise: Noise | None) -> Tensor:
         return self.first_norm(self.first(h, noise)).relu_()
 
@@ -113,15 +102,9 @@ class Block(nn.Module):
     """Batch norm, ReLU, masked convolution, twice, beside a shortcut (pooled and padded with zero channels)."""
 
     def __init__(
-        self,
-        before: int,
-        width: int,
-        *,
-        stride: int,
+        self, before: int, width: int, posterior: Posterior, generator: torch.Generator | None, *, stride: int,
         activated: bool,
-        posterior: Posterior,
-        generator: torch.Generator | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.stride, self.widening = stride, width - before
         self.norm1 = None if activated else batch_norm(before)

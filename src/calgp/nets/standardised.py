@@ -28,9 +28,7 @@ class Standardised(Backbone):
     def hidden(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.network.hidden
 
-    def build(
-        self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None
-    ) -> "StandardisedFeatures":
+    def build(self, task: Task, posterior: Posterior, *, generator: torch.Generator | None = None) -> Features:
         return StandardisedFeatures(self.network.build(task, posterior, generator=generator), task.channels)
 
 

@@ -15,17 +15,16 @@ from .scales import (
     ALL,
     CAL,
     CGP,
-    CIFAR10,
-    CIFAR10_DEEP,
     CIFAR10_DEPTH,
-    CIFAR100_DEEP,
     GPDNN,
     GPDNN_MCD,
     INTEGRATED,
     MCD,
     MNIST,
     MNIST_DEEP,
+    PANELS,
     RF,
+    SHALLOW,
     SORF,
     Scale,
     faithful,
@@ -50,17 +49,13 @@ def largest(
 
 def each_largest(scale: Scale, methods: tuple[str, ...], panel: str) -> tuple[Cell, ...]:
     """Methods on a panel, each at the largest training size at which it is run itself."""
-    setting = scale.settings[panel]
-    return tuple(
-        Cell(method, panel, None, scale.runs(method, panel, setting.largest_of((method,))), setting.samples)
-        for method in methods
-    )
+    return tuple(cell for method in methods for cell in largest(scale, (method,), (panel,)))
 
 
 def sizes(scale: Scale) -> tuple[Cell, ...]:
     return tuple(
         Cell(method, panel, float(setting.size(size)), scale.runs(method, panel, size), setting.samples)
-        for panel in (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP)
+        for panel in PANELS
         if panel in scale.settings
         for setting in [scale.settings[panel]]
         for method in (*ALL, *INTEGRATED)
@@ -77,14 +72,11 @@ def _with_options(runs: tuple[Run, ...], **options: object) -> tuple[Run, ...]:
 def depths(scale: Scale) -> tuple[Cell, ...]:
     setting = scale.settings[CIFAR10_DEPTH]
     runs = scale.runs(RF, CIFAR10_DEPTH, setting.largest)
-    return tuple(
-        Cell(
-            RF, CIFAR10_DEPTH, float(depth),
-            _with_options(runs, depth=depth, width=scale.width if depth > 1 else None),
-            setting.samples,
-        )
-        for depth in scale.depths
-    )  # fmt: skip
+    cells = []
+    for depth in scale.depths:
+        changed = _with_options(runs, depth=depth, width=scale.width if depth > 1 else None)
+        cells.append(Cell(RF, CIFAR10_DEPTH, float(depth), changed, setting.samples))
+    return tuple(cells)
 
 
 def outside(scale: Scale) -> tuple[Cell, ...]:
@@ -101,7 +93,7 @@ def outside(scale: Scale) -> tuple[Cell, ...]:
 
 
 def thetas(scale: Scale) -> tuple[Cell, ...]:
-    fixed = largest(scale, (SORF,), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP), beside=ALL)
+    fixed = largest(scale, (SORF,), PANELS, beside=ALL)
     pairs = []
     for cell in fixed:
         runs = _with_options(cell.runs, learn_theta=True) if scale.settings[cell.panel].learned_theta else ()
@@ -114,13 +106,10 @@ GPDNN_PRIOR = "GPDNN, prior on filters"
 
 def masked_filters(scale: Scale) -> tuple[Cell, ...]:
     """GPDNN+MCD, and what it is without its masks alone: the same rate, the same prior on the filters."""
-    cells = largest(scale, (RF, GPDNN_MCD, GPDNN), (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP))
-    without_masks = [
-        replace(cell, method=GPDNN_PRIOR, runs=_with_options(cell.runs, keep_filters=1.0, filter_prior=True))
-        for cell in cells
-        if cell.method == GPDNN_MCD
-    ]
-    return (*cells, *without_masks)
+    cells = largest(scale, (RF, GPDNN_MCD, GPDNN), PANELS)
+    masked = (cell for cell in cells if cell.method == GPDNN_MCD)
+    unmasked = ((cell, _with_options(cell.runs, keep_filters=1.0, filter_prior=True)) for cell in masked)
+    return (*cells, *(replace(cell, method=GPDNN_PRIOR, runs=runs) for cell, runs in unmasked))
 
 
 @dataclass(frozen=True)
@@ -156,10 +145,7 @@ DIFFERENCES = {
         Difference("ECE losing p = 1 (code)", instead=(("ece", "ece_authors"),)),
         Difference("BRIER divided by Q (text)", instead=(("brier", "brier_mean"),)),
     ),
-    MNIST_DEEP: (
-        Difference(BASE),
-        Difference("batch moments in prediction (code)", backbone={"batch_moments": True}),
-    ),
+    MNIST_DEEP: (Difference(BASE), Difference("batch moments in prediction (code)", backbone={"batch_moments": True})),
 }
 
 
@@ -174,18 +160,15 @@ def ablation(scale: Scale) -> tuple[Cell, ...]:
         for each in differences:
             runs = tuple(map(each.changed, base))
             cells.append(Cell(each.says, panel, None, runs, setting.samples, instead=each.instead))
-    whole = tuple(map(faithful, next(cell for cell in cells if cell.panel == MNIST).runs))
-    cells.append(
-        Cell("all that the code has (--faithful)", MNIST, None, whole, scale.settings[MNIST].samples,
-             instead=(("ece", "ece_authors"),))
-    )  # fmt: skip
-    return tuple(cells)
+    base = next(cell for cell in cells if cell.panel == MNIST)
+    whole, as_coded = tuple(map(faithful, base.runs)), (("ece", "ece_authors"),)
+    return *cells, replace(base, method="all that the code has (--faithful)", runs=whole, instead=as_coded)
 
 
 def settings(scale: Scale) -> tuple[Cell, ...]:
     """The masked methods on LeNets, with the options of the scale and with the paper's own; one seed of these."""
     cells = []
-    for cell in largest(scale, (RF, SORF, MCD), (MNIST, CIFAR10)):
+    for cell in largest(scale, (RF, SORF, MCD), SHALLOW):
         own = tuple(with_the_papers_settings(run, cell.method) for run in cell.runs[:1])
         cells += [cell, replace(cell, method=of_the_paper(cell.method), runs=own)]
     return tuple(cells)
@@ -194,7 +177,7 @@ def settings(scale: Scale) -> tuple[Cell, ...]:
 def beyond(scale: Scale) -> tuple[Cell, ...]:
     """Every method with a network at its panel's largest size: as trained, and with a temperature from its hold-out."""
     cells = []
-    for panel in (MNIST, CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP):
+    for panel in PANELS:
         methods = tuple(method for method in scale.methods if method != CGP)
         for cell in each_largest(scale, methods, panel):
             cells.append(cell)

@@ -1,11 +1,11 @@
-"""What a prediction costs: the methods of an experiment measured in turns, since times of other days mean nothing."""
+"""What a prediction costs: methods of an experiment are timed in turns, since times of other days do not compare."""
 
 import hashlib
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -55,12 +55,15 @@ def side_by_side(
     predictions: Iterable[Prediction], watch: Callable[[int, int], None] = lambda more, total: None
 ) -> dict[str, float]:
     """Milliseconds of one core by key: all take turns, and the least of each one's times counts."""
+    contenders, threads = list(predictions), torch.get_num_threads()
     least: dict[str, float] = {}
-    contenders = list(predictions)
-    with _one_thread():
+    torch.set_num_threads(1)
+    try:
         for each in TURNS * contenders:
             least[each.key] = min(least.get(each.key, math.inf), each.milliseconds())
             watch(1, TURNS * len(contenders))
+    finally:
+        torch.set_num_threads(threads)
     return least
 
 
@@ -81,7 +84,6 @@ def measured_costs(
 
 def priced(rows: Sequence[Row], costs: Mapping[str, float]) -> list[Row]:
     """The rows with what a prediction costs, where that is known."""
-
     found = [costs.get(_prediction(row).key) if row.details else None for row in rows]
     return [
         row if cost is None else replace(row, values={**row.values, "prediction_ms": (cost,)})
@@ -113,13 +115,3 @@ def _wanted(rows: Iterable[Row]) -> dict[str, Prediction]:
 def _prediction(row: Row) -> Prediction:
     detail = row.details[0]
     return Prediction(detail.card.run, detail.card.task, detail.own.samples)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -24,8 +24,8 @@ from .scales import (
     CAL,
     CGP,
     CIFAR10,
-    CIFAR10_DEEP,
     CIFAR100_DEEP,
+    DEEP,
     EXISTING,
     GPDNN,
     GPDNN_MCD,
@@ -35,6 +35,7 @@ from .scales import (
     OURS,
     RF,
     RF_INTEGRATED,
+    SHALLOW,
     SORF,
     SORF_INTEGRATED,
     SVDKL,
@@ -172,7 +173,7 @@ _EVERY = (
     Experiment(
         "fig5", "Reliability of CNN+GP(RF) and CNN+MCD",
         "CNN+GP(RF) and Bayesian CNNs (CNN+MCD) are well calibrated.",
-        lambda scale: cells.largest(scale, (RF, MCD), (CIFAR10, CIFAR10_DEEP, CIFAR100_DEEP)),
+        lambda scale: cells.largest(scale, (RF, MCD), (CIFAR10, *DEEP)),
         (verdicts.below(f"ECE of CNN+GP(RF) and CNN+MCD is below {CALIBRATED}", (RF, MCD), "ece", CALIBRATED),),
         "reliability", tuple(row for row in TABLE_RF if row.panel != MNIST), metrics=(*PAPER, "gap"),
         notes=(_BOUND,),
@@ -191,9 +192,9 @@ _EVERY = (
         (
             verdicts.lower("Masked filters improve GPDNN in ECE", (GPDNN_MCD,), (GPDNN_PRIOR,), ("ece",)),
             verdicts.lower("Masked filters improve GPDNN in ERR", (GPDNN_MCD,), (GPDNN_PRIOR,), ("err",)),
-            verdicts.on((MNIST, CIFAR10), verdicts.alike(
+            verdicts.on(SHALLOW, verdicts.alike(
                 "CNN+GP(RF) is comparable with GPDNN+MCD on shallow networks", RF, GPDNN_MCD)),
-            verdicts.on((CIFAR10_DEEP, CIFAR100_DEEP), verdicts.lower(
+            verdicts.on(DEEP, verdicts.lower(
                 "CNN+GP(RF) is better than GPDNN+MCD on deep networks", (RF,), (GPDNN_MCD,), ("err", "mnll", "brier"))),
         ),
         "dots", (*TABLE_RF, *TABLE_GPDNN_MCD),
@@ -216,58 +217,60 @@ _EVERY = (
             "clock, and the constant term of the KL.",
         ),
     ),
-)  # fmt: skip
-_SETTINGS = Experiment(
-    "settings", "The paper's settings, and tuned ones",
-    "Batches of 1,000, a constant rate of 10⁻³ and masks that keep half cost likelihood, whatever the method.",
-    cells.settings,
-    tuple(
-        verdicts.lower(f"Tuned settings of {method} have a lower MNLL", (method,), (of_the_paper(method),), ("mnll",))
-        for method in (RF, SORF, MCD)
-    ),
-    "dots", tuple(row for row in (*TABLE_RF, *TABLE_SORF) if row.panel in (MNIST, CIFAR10)),
-    notes=(
-        "The paper names neither steps nor epochs: runs with its settings see twice as many images as tuned ones.",
-    ),
-)  # fmt: skip
-_BEYOND = Experiment(
-    "beyond", "Beyond the paper: a temperature for every method, and masks that are integrated",
-    "CNN+GP with a temperature is better than CNN+CAL, and integrated masks are better than sampled ones.",
-    cells.beyond,
-    (
-        verdicts.lower("CNN+GP with a temperature is better than CNN+CAL in ERR, MNLL and ECE",
-                       tuple(map(after_temperature, OURS)), (CAL,), ("err", "mnll", "ece")),
-        verdicts.lower("CNN+GP(SORF), integrated, with a temperature is better than CNN+CAL in ERR, MNLL and ECE",
-                       (after_temperature(SORF_INTEGRATED),), (CAL,), ("err", "mnll", "ece")),
-        verdicts.lower("Integrated masks of CNN+GP(SORF) have a lower MNLL than sampled ones",
-                       (SORF_INTEGRATED,), (SORF,), ("mnll",)),
-        verdicts.lower("Integrated masks of CNN+GP(RF) have a lower MNLL than sampled ones",
-                       (RF_INTEGRATED,), (RF,), ("mnll",)),
-        *(
+    Experiment(
+        "settings", "The paper's settings, and tuned ones",
+        "Batches of 1,000, a constant rate of 10⁻³ and masks that keep half cost likelihood, whatever the method.",
+        cells.settings,
+        tuple(
             verdicts.lower(
-                f"A temperature lowers the ECE of {method}", (after_temperature(method),), (method,), ("ece",)
+                f"Tuned settings of {method} have a lower MNLL", (method,), (of_the_paper(method),), ("mnll",)
             )
-            for method in (RF, SORF, MCD, GPDNN, SVDKL)
+            for method in (RF, SORF, MCD)
+        ),
+        "dots", tuple(row for row in (*TABLE_RF, *TABLE_SORF) if row.panel in SHALLOW),
+        notes=(
+            "The paper names neither steps nor epochs: runs with its settings see twice as many images as tuned ones.",
         ),
     ),
-    "dots", (*TABLE_RF, *TABLE_SORF, *TABLE_GPDNN_MCD), metrics=(*PAPER, "gap"),
-    notes=("“+T”: with a temperature from the hold-out of the run. Integrated masks predict in one pass.",),
-)  # fmt: skip
-_SHIFT = Experiment(
-    "shift", "Beyond the paper: calibration under shift",
-    "On corrupted test images, methods that infer their filters stay better calibrated than CNN+CAL.",
-    cells.shift,
-    (
-        verdicts.where(
-            lambda row: row.x != 0,
-            verdicts.lower("CNN+GP has a lower ECE than CNN+CAL on corrupted images", OURS, (CAL,), ("ece",)),
+    Experiment(
+        "beyond", "Beyond the paper: a temperature for every method, and masks that are integrated",
+        "CNN+GP with a temperature is better than CNN+CAL, and integrated masks are better than sampled ones.",
+        cells.beyond,
+        (
+            verdicts.lower("CNN+GP with a temperature is better than CNN+CAL in ERR, MNLL and ECE",
+                           tuple(map(after_temperature, OURS)), (CAL,), ("err", "mnll", "ece")),
+            verdicts.lower("CNN+GP(SORF), integrated, with a temperature is better than CNN+CAL in ERR, MNLL and ECE",
+                           (after_temperature(SORF_INTEGRATED),), (CAL,), ("err", "mnll", "ece")),
+            verdicts.lower("Integrated masks of CNN+GP(SORF) have a lower MNLL than sampled ones",
+                           (SORF_INTEGRATED,), (SORF,), ("mnll",)),
+            verdicts.lower("Integrated masks of CNN+GP(RF) have a lower MNLL than sampled ones",
+                           (RF_INTEGRATED,), (RF,), ("mnll",)),
+            *(
+                verdicts.lower(
+                    f"A temperature lowers the ECE of {method}", (after_temperature(method),), (method,), ("ece",)
+                )
+                for method in (RF, SORF, MCD, GPDNN, SVDKL)
+            ),
         ),
-        verdicts.trend("Corruption raises MNLL", "mnll", 1),
+        "dots", (*TABLE_RF, *TABLE_SORF, *TABLE_GPDNN_MCD), metrics=(*PAPER, "gap"),
+        notes=("“+T”: with a temperature from the hold-out of the run. Integrated masks predict in one pass.",),
     ),
-    "curves", metrics=("err", "mnll", "ece", "brier", "prediction_ms"), axis="severity", frontier=True,
+    Experiment(
+        "shift", "Beyond the paper: calibration under shift",
+        "On corrupted test images, methods that infer their filters stay better calibrated than CNN+CAL.",
+        cells.shift,
+        (
+            verdicts.where(
+                lambda row: row.x != 0,
+                verdicts.lower("CNN+GP has a lower ECE than CNN+CAL on corrupted images", OURS, (CAL,), ("ece",)),
+            ),
+            verdicts.trend("Corruption raises MNLL", "mnll", 1),
+        ),
+        "curves", metrics=("err", "mnll", "ece", "brier", "prediction_ms"), axis="severity", frontier=True,
+    ),
 )  # fmt: skip
 
-EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in (*_EVERY, _SETTINGS, _BEYOND, _SHIFT)}
+EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _EVERY}
 
 
 def chosen(name: str) -> list[Experiment]:

@@ -20,6 +20,7 @@ from .experiments import Experiment
 from .rows import PAPER, Cell, Row
 from .scales import Scale
 from .tables import NAMES, comparable_number, table_of
+from .verdicts import SAYS
 
 
 def write_experiment(
@@ -42,30 +43,24 @@ def write_experiment(
     failed = [f"Failed: {reason}" for name, reason in (failures or {}).items() if name in own]
     page = render_page(
         "experiment.html",
-        name=experiment.name,
-        title=experiment.title,
-        claim=experiment.claim,
+        experiment=experiment,
         facts=_facts(scale, rows, authors),
         warning=scale.warning,
-        judged=[tables.judged_card(verdict) for verdict in found],
-        figures=[(drawn.svg, drawn.says) for drawn in drawings.values()],
+        judged=[(verdict, SAYS.get(verdict.state, verdict.state), tables.tally(verdict)) for verdict in found],
+        figures=list(drawings.values()),
         tables=[tables.numbers_table(experiment, panel, rows) for panel in dict.fromkeys(row.panel for row in rows)],
         trained=tables.trained_table(cells, rows),
-        commands=[shlex.join(command)],
+        command=shlex.join(command),
         trainings=[train_command(run) for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
         environment=_versions(rows),
         notes=[*experiment.notes, *failed],
     )
     table = table_of(experiment, rows)
     summary = {
-        "experiment": experiment.name,
-        "scale": scale.name,
-        "faithful": authors,
-        "claim": experiment.claim,
-        "rows": table,
-        "verdicts": [tables.verdict_summary(verdict, rows) for verdict in found],
+        "experiment": experiment.name, "scale": scale.name, "faithful": authors, "claim": experiment.claim,
+        "rows": table, "verdicts": [tables.verdict_summary(verdict, rows) for verdict in found],
         "runs": {key(run): train_command(run) for cell in cells for run in cell.runs},
-    }
+    }  # fmt: skip
     figures = {f"{name}.svg": drawn.svg for name, drawn in drawings.items()}
     figures |= {f"{name}.png": drawn.png for name, drawn in drawings.items()}
     plain = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"

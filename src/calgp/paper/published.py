@@ -5,20 +5,7 @@ from dataclasses import dataclass
 from calgp.search.duration import IMAGES
 
 from .rows import PAPER
-from .scales import (
-    CGP,
-    CIFAR10,
-    CIFAR10_DEEP,
-    CIFAR100_DEEP,
-    GPDNN,
-    GPDNN_MCD,
-    MNIST,
-    RF,
-    SCALES,
-    SORF,
-    SVDKL,
-    network_of,
-)
+from .scales import CGP, CIFAR100_DEEP, GPDNN, GPDNN_MCD, PANELS, RF, SCALES, SORF, SVDKL, network_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,7 @@ class Published:
 
 
 def _published(method: str, source: str, **panels: str) -> tuple[Published, ...]:
-    names = {"mnist": MNIST, "cifar10": CIFAR10, "deep10": CIFAR10_DEEP, "deep100": CIFAR100_DEEP}
+    names: dict[str, str] = dict(zip(("mnist", "cifar10", "deep10", "deep100"), PANELS, strict=True))
     return tuple(
         Published(method, names[key], dict(zip(PAPER, map(float, text.split("/")), strict=True)), source)
         for key, text in panels.items()

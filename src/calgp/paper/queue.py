@@ -45,11 +45,7 @@ class Tuning:
     method: str
     base: Run
     budget: Budget
-    log: str  # where it is kept below the small results
-
-    @property
-    def key(self) -> str:
-        return self.log
+    key: str  # where its log is kept below the small results
 
     @property
     def name(self) -> str:
@@ -69,14 +65,14 @@ class Tuning:
         return total
 
     def share_done(self, where: Paths) -> float:
-        """Not told by files."""
+        """0: no file says how far a search is."""
         return 0.0
 
     def perform(self, where: Paths, watch: Callable[[float], None]) -> None:
         """Search, or go on searching, and write the log."""
-        pilots = Paths(where.runs / "pilots" / slug(self.log), data=where.data, precision=where.precision)
+        pilots = Paths(where.runs / "pilots" / slug(self.key), data=where.data, precision=where.precision)
         found = tune(self.base, self.budget, pilots, watch=watch)
-        write_log(found, (where.keep or where.runs) / self.log)
+        write_log(found, (where.keep or where.runs) / self.key)
 
 
 Task = Tuning | Job
@@ -166,7 +162,7 @@ def tuned(scale: Scale, places: Sequence[Path]) -> tuple[Scale, dict[tuple[str, 
         for method in setting.only[setting.largest]:
             base = searched.run(method, panel, searched.settings[panel].largest, 0)
             task = Tuning(panel, method, base, budget, f"tuning/{searched.name}/{slug(panel)}/{slug(method)}.json")
-            logs = (read_log(place / task.log) for place in places if (place / task.log).is_file())
+            logs = (read_log(place / task.key) for place in places if (place / task.key).is_file())
             log = next((log for log in logs if log.is_of(base, budget)), None)
             if log is None:
                 untuned[panel, method] = task

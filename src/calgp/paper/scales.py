@@ -16,13 +16,14 @@ from calgp.search.halving import Budget
 MNIST, CIFAR10 = "MNIST, LeNet", "CIFAR-10, LeNet"
 CIFAR10_DEEP, CIFAR100_DEEP = "CIFAR-10, ResNet", "CIFAR-100, ResNet"
 MNIST_DEEP, CIFAR10_DEPTH = "MNIST, ResNet", "CIFAR-10, LeNet-3"
+SHALLOW, DEEP = (MNIST, CIFAR10), (CIFAR10_DEEP, CIFAR100_DEEP)
+PANELS = SHALLOW + DEEP
 
 RF, SORF, MCD, CAL = "CNN+GP(RF)", "CNN+GP(SORF)", "CNN+MCD", "CNN+CAL"
 GPDNN, GPDNN_MCD, CGP, SVDKL = "GPDNN", "GPDNN+MCD", "CGP", "SVDKL"
 SORF_INTEGRATED, RF_INTEGRATED = "CNN+GP(SORF), integrated", "CNN+GP(RF), integrated"  # beyond the paper: one pass
 OURS, EXISTING, INTEGRATED = (RF, SORF), (GPDNN, CGP, SVDKL), (SORF_INTEGRATED, RF_INTEGRATED)
 ALL = (RF, SORF, MCD, CAL, GPDNN, CGP, SVDKL)  # figure 2's
-
 
 RESNET_RATIO = 4  # N_RF is four times the 64 features of a ResNet (the authors' ratio), whatever a LeNet has
 
@@ -128,14 +129,10 @@ def at_paper_scale(panel: str, runs: Sequence[Run]) -> bool:
     Budgets are not compared: the paper names neither steps nor epochs.
     """
     setting = SCALES["paper"].settings.get(panel)
-    return bool(runs) and setting is not None and all(_like_paper(run, setting) for run in runs)
-
-
-def _like_paper(run: Run, setting: Setting) -> bool:
-    # `--faithful` changes how a network predicts, not the network
-    same = run.backbone.as_authors() == setting.backbone.as_authors()
-    same_network = same or not run.method.uses_network
-    return run.source == setting.source and run.train_size is None and same_network
+    if not runs or setting is None or any(run.source != setting.source or run.train_size is not None for run in runs):
+        return False
+    network = setting.backbone.as_authors()  # `--faithful` changes how a network predicts, not the network
+    return all(run.backbone.as_authors() == network for run in runs if run.method.uses_network)
 
 
 def faithful(run: Run) -> Run:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from calgp.json_values import Json
-from calgp.report.page import Judged, Table, Tally
+from calgp.report.page import Table
 from calgp.report.words import decimal, percent
 from calgp.runs import Run
 from calgp.search.duration import count_of_training_images
@@ -14,7 +14,7 @@ from .experiments import Experiment
 from .published import Published
 from .rows import DETECTION, Cell, Row
 from .scales import at_paper_scale, network_of
-from .verdicts import SAYS, STATES, Verdict
+from .verdicts import STATES, Verdict
 
 NAMES = {
     "err": "ERR", "mnll": "MNLL", "ece": "ECE", "brier": "BRIER", "gap": "confidence − accuracy",
@@ -174,17 +174,11 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def judged_card(verdict: Verdict) -> Judged:
-    """A verdict as the page shows it."""
-    state, lines = SAYS.get(verdict.state, verdict.state), []
-    for part in verdict.parts:
-        interval = "–" if part.interval is None else " … ".join(map(decimal, part.interval))
-        lines.append((part.what, decimal(part.difference), interval, part.state))
-    return Judged(verdict.claim, verdict.state, state, verdict.summary, _tally(verdict), lines)
+def tally(verdict: Verdict) -> tuple[list[str], list[tuple[str, list[list[tuple[str, int, str]]]]]]:
+    """Names of metrics, and for each panel a cell for each metric: how its comparisons went.
 
-
-def _tally(verdict: Verdict) -> Tally:
-    """How many comparisons went how, where; of a single one, its difference."""
+    A cell has (state, how many, what it says) for each way that they went; a single comparison says its difference.
+    """
     panels = dict.fromkeys(part.panel for part in verdict.parts)
     metrics = dict.fromkeys(part.metric for part in verdict.parts)
 
@@ -195,7 +189,7 @@ def _tally(verdict: Verdict) -> Tally:
         count = verdict.count(panel, metric)
         return [(state, count[state], str(count[state])) for state in STATES if count[state]]
 
-    return Tally([NAMES[metric] for metric in metrics], [(p, [cell(p, m) for m in metrics]) for p in panels])
+    return [NAMES[metric] for metric in metrics], [(p, [cell(p, m) for m in metrics]) for p in panels]
 
 
 def verdict_summary(verdict: Verdict, rows: Sequence[Row]) -> dict[str, Json]:

@@ -86,9 +86,7 @@ class Part:
     def summary(self) -> str:
         ends = self.interval
         interval = "no interval" if ends is None else f"{ends[0]:.4f} … {ends[1]:.4f}"
-        return f"{self.difference:.4f} ({interval})".replace("-", "−") + (
-            ", one seed" if self.state == "one seed" else ""
-        )
+        return f"{self.difference:.4f} ({interval})".replace("-", "−") + ", one seed" * (self.state == "one seed")
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,6 @@ class Verdict:
 
 def lower(claim: str, better: Iterable[str], worse: Iterable[str], metrics: Sequence[str] = PAPER) -> Judge:
     """Every method of `better` has lower numbers than every one of `worse`, wherever both were run."""
-
     better, worse = tuple(better), tuple(worse)
     return _judge(
         claim, lambda rows: (part for a, b in _pairs(rows, better, worse) for m in metrics for part in _less(a, b, m))
@@ -174,7 +171,6 @@ def where(chosen: Callable[[Row], bool], judge: Judge) -> Judge:
 
 def alike(claim: str, first: str, second: str, metrics: Sequence[str] = PAPER, share: float = ALIKE) -> Judge:
     """Two methods differ by little, wherever both were run: the whole interval lies within what counts as alike."""
-
     return _judge(
         claim,
         lambda rows: (p for a, b in _pairs(rows, (first,), (second,)) for m in metrics for p in _near(a, b, m, share)),

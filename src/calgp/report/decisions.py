@@ -44,11 +44,8 @@ def sets_figure(decisions: DecisionMetrics | None, classes: tuple[str, ...]) -> 
     if decisions is None or decisions.made.sets is None or decisions.sets is None or decisions.sets.by_class is None:
         return None
     each = decisions.sets.by_class
-    rows = [
-        (name, covered or 0.0, n, size or 0.0)
-        for name, n, covered, size in zip(classes, each.n, each.covered, each.size, strict=True)
-        if n
-    ]
+    columns = zip(classes, each.covered, each.n, each.size, strict=True)
+    rows = [(name, covered or 0.0, n, size or 0.0) for name, covered, n, size in columns if n]
     if not 0 < len(rows) <= SHOWN:
         return None
     return figures.set_coverage(*zip(*rows, strict=True), target=decisions.made.sets.coverage)

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from calgp.runs.results import LogRecord, Reliability
 
 from . import words
-from .svg import INK, PALETTE, SMALL, WIDTH, canvas, drawing, hide_axis, plain, rendered, set_css_class
+from .svg import INK, PALETTE, SMALL, WIDTH, drawing, hide_axis, plain, rendered, set_css_class
 
 OVER, UNDER = PALETTE[5], PALETTE[4]  # more confident than right; less confident than right
 RIGHT, WRONG = PALETTE[0], PALETTE[5]
@@ -45,8 +45,7 @@ def wilson(share: float, n: int, z: float = 1.96) -> Limits:
 
 def reliability(bins: Reliability, *, ece: float, mce: float, colour: str = PALETTE[0]) -> str:
     """Accuracy against confidence (1), with 95 % intervals, and how many images each bin holds."""
-    with drawing():
-        figure = canvas(WIDTH, 500)
+    with drawing(WIDTH, 500) as figure:
         axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.6, 1))
         draw_reliability(axes, bins, colour)
         axes.set_ylabel("share that is right")
@@ -61,8 +60,7 @@ def reliability(bins: Reliability, *, ece: float, mce: float, colour: str = PALE
 
 def reliability_small(bins: Reliability, *, label: str, ece: float, colour: str = PALETTE[0]) -> str:
     """A reliability diagram to be set beside others."""
-    with drawing():
-        figure = canvas(SMALL, 245)
+    with drawing(SMALL, 245) as figure:
         axes = figure.subplots()
         draw_reliability(axes, bins, colour)
         axes.set(xlabel="confidence", ylabel="share that is right", xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
@@ -72,10 +70,8 @@ def reliability_small(bins: Reliability, *, label: str, ece: float, colour: str 
 
 def confidence_histogram(confidence: Sequence[float], correct: Sequence[bool], *, bins: int = 25) -> str:
     """How sure the model is where it is right, and where it is wrong: each with its own scale of counts."""
-    right = [p for p, hit in zip(confidence, correct, strict=True) if hit]
-    wrong = [p for p, hit in zip(confidence, correct, strict=True) if not hit]
-    with drawing():
-        figure = canvas(WIDTH, 400)
+    right, wrong = ([p for p, hit in zip(confidence, correct, strict=True) if hit == kind] for kind in (True, False))
+    with drawing(WIDTH, 400) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True)
         edges = [k / bins for k in range(bins + 1)]
         for axes, values, name, colour in ((upper, right, "right", RIGHT), (lower, wrong, "wrong", WRONG)):
@@ -105,8 +101,7 @@ def entropies(
     """Entropy of predictions inside and outside of what the model knows, as shares of images per bin of [0, log Q]."""
     most = math.log(classes)
     edges = [k * most / bins for k in range(bins + 1)]
-    with drawing():
-        figure = canvas(WIDTH, 320)
+    with drawing(WIDTH, 320) as figure:
         axes = figure.subplots()
         top = 0.0
         for values, name, colour in ((inside, names[0], INSIDE), (outside, names[1], OUTSIDE)):
@@ -143,8 +138,7 @@ def risk_coverage(
 
     `target` is the error that was asked for, `chosen` the (share, error) of the threshold on these images.
     """
-    with drawing():
-        figure = canvas(WIDTH, 430)
+    with drawing(WIDTH, 430) as figure:
         axes = figure.subplots()
         highest = max(max(curve.risk[len(curve.risk) // 20 :]) for curve in curves)  # the first few are chance
         axes.plot(
@@ -167,12 +161,8 @@ def risk_coverage(
             )  # fmt: skip
             set_css_class(dot, "chosen")
         top = max(highest, target or 0.0, chosen[1] if chosen else 0.0, 1e-3)
-        axes.set(
-            xlim=(0, 1.02),
-            ylim=(0, 1.08 * top),
-            xlabel="share of images answered, least uncertain first",
-            ylabel="share of answers that is wrong",
-        )
+        axes.set(xlim=(0, 1.02), xlabel="share of images answered, least uncertain first")
+        axes.set(ylim=(0, 1.08 * top), ylabel="share of answers that is wrong")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -184,8 +174,7 @@ def set_coverage(
     names: Sequence[str], covered: Sequence[float], n: Sequence[int], size: Sequence[float], *, target: float
 ) -> str:
     """How often prediction sets hold the true class, and how large they are, by class."""
-    with drawing():
-        figure = canvas(WIDTH, 95 + 27 * len(names))
+    with drawing(WIDTH, 95 + 27 * len(names)) as figure:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
         places = range(len(names))
         for place, share, count in zip(places, covered, n, strict=True):
@@ -220,10 +209,9 @@ def training(log: Sequence[LogRecord]) -> str:
     """
     steps = [record for record in log if record.kind == "train"]
     held = [record for record in log if record.kind == "holdout"]
-    with drawing():
-        kl = any(record.kl for record in steps)  # a plain network has none
-        heights = [2.2, *([1.3] if kl else []), *([1.3] if held else []), 0.7]
-        figure = canvas(WIDTH, 95 + 62 * sum(heights))
+    kl = any(record.kl for record in steps)  # a plain network has none
+    heights = [2.2, *([1.3] if kl else []), *([1.3] if held else []), 0.7]
+    with drawing(WIDTH, 95 + 62 * sum(heights)) as figure:
         panels = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
         _curve(panels[0], steps, "nll", PALETTE[0], "nats per image", label="training −log p(y)")
         if kl:
@@ -246,8 +234,7 @@ def training(log: Sequence[LogRecord]) -> str:
 def dots(metric: str, rows: Sequence[Dot], *, unit: Literal["", "%"] = "") -> str:
     """A metric of several runs with its intervals: less is better, and the best is a filled dot."""
     best = min(row.value for row in rows)
-    with drawing():
-        figure = canvas(WIDTH, 70 + 40 * len(rows))
+    with drawing(WIDTH, 70 + 40 * len(rows)) as figure:
         axes = figure.subplots()
         for place, row in enumerate(rows):
             if row.interval is not None and all(map(math.isfinite, row.interval)):
@@ -318,11 +305,8 @@ def _curve(
     marker: str | None = None, alpha: float = 1.0,
 ) -> None:  # fmt: skip
     steps, values = [record.step for record in records], [getattr(record, key) for record in records]
-    if len(records) == 1:
-        marker = "o"  # a line of one point cannot be seen
-    (line,) = axes.plot(
-        steps, values, color=colour, linewidth=1.8, label=label, marker=marker, markersize=4.5, alpha=alpha
-    )
+    style = {"marker": "o" if len(records) == 1 else marker, "markersize": 4.5}  # a line of one point cannot be seen
+    (line,) = axes.plot(steps, values, color=colour, linewidth=1.8, label=label, alpha=alpha, **style)
     set_css_class(line, f"curve-{key}")
     axes.set_ylabel(name)
     axes.yaxis.set_major_locator(MaxNLocator(4))

@@ -35,15 +35,10 @@ def write_report(folders: Sequence[RunFolder], out: Path, *, directory: Path | N
     found = [result for folder in folders for result in results(folder)]
     titles = [result.title for result in found]
     colours = dict(zip(dict.fromkeys(titles), cycle(PALETTE), strict=False))  # of a method, the same in all figures
-    runs = [
-        run_section(
-            result,
-            f"{title} ({result.folder.name})" if titles.count(title) > 1 else title,
-            colours[title],
-            directory,
-        )
-        for result, title in zip(found, titles, strict=True)
-    ]
+    runs = []
+    for result, title in zip(found, titles, strict=True):
+        label = f"{title} ({result.folder.name})" if titles.count(title) > 1 else title
+        runs.append(run_section(result, label, colours[title], directory))
     page = render_page("report.html", runs=runs, comparison=_comparison(runs))
     out = Path(out)
     with wrap_os_errors(out.parent):
@@ -88,18 +83,13 @@ def _comparison(runs: Sequence[RunSection]) -> Comparison | None:
     for source in sorted({source for own in outside for source in own}):  # entropy separates it; more is better
         pairs = [(own[source].value, own[source].interval) if source in own else None for own in outside]
         columns[f"AUROC, {source}"] = _cells(pairs, nats, best=max(pair[0] for pair in pairs if pair))
-    own = [(run, each.found.own) for run, each in rows]
-    return Comparison(
-        list(columns),
-        [(*row, cells) for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True)],
-        small=[
-            (run.label, figures.reliability_small(
-                o.reliability, label=run.label, ece=o.scores.ece, colour=run.colour
-            ))
-            for run, o in own
-        ],
-        dots=dots,
-    )  # fmt: skip
+    small = []
+    for run, each in rows:
+        own, label = each.found.own, run.label
+        drawn = figures.reliability_small(own.reliability, label=label, ece=own.scores.ece, colour=run.colour)
+        small.append((label, drawn))
+    table = [(*row, cells) for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True)]
+    return Comparison(list(columns), table, small, dots)
 
 
 def _cells(

@@ -47,16 +47,15 @@ def _section(found: Judgement, colour: str) -> Section:
 
 def _paired(found: Sequence[Judgement], differences: Mapping[str, Difference]) -> Table:
     first, second = found[0].name, found[1].name
-    return Table(
+    caption = (
         f"{first} less {second}, on the same rows; below it half of the 95 % interval. Less is better, so that a "
-        f"difference below zero favours {first}.",
-        ("score",),
-        ("difference", "verdict"),
-        [
-            ((METRICS[name][0],), [(decimal(each.value), f"± {each.half:.4f}"), (verdict(each, first, second), "")])
-            for name, each in differences.items()
-        ],
+        f"difference below zero favours {first}."
     )
+    rows = [
+        ((METRICS[name][0],), [(decimal(each.value), f"± {each.half:.4f}"), (verdict(each, first, second), "")])
+        for name, each in differences.items()
+    ]
+    return Table(caption, ("score",), ("difference", "verdict"), rows)
 
 
 def verdict(difference: Difference, first: str, second: str) -> str:

@@ -7,17 +7,11 @@ METRICS = {  # name in scores-*.json: name in the paper, how to write it, what i
     "mnll": ("MNLL", decimal, "Mean negative log-likelihood in nats: small if true labels are given high probability."),
     "ece": ("ECE", decimal, "Expected calibration error: how far confidence is from accuracy, averaged over 20 bins."),
     "brier": ("BRIER", decimal, "Squared distance between probabilities and labels, summed over classes (0 to 2)."),
-    "mce": (
-        "MCE",
-        decimal,
-        "Maximum calibration error: the same distance in the worst bin, however few images it has.",
-    ),
-    "entropy": (
-        "Entropy",
-        nats,
-        "Mean uncertainty of the predictions, in nats. Neither high nor low is better by itself.",
-    ),
-}
+    "mce": ("MCE", decimal,
+            "Maximum calibration error: the same distance in the worst bin, however few images it has."),
+    "entropy": ("Entropy", nats,
+                "Mean uncertainty of the predictions, in nats. Neither high nor low is better by itself."),
+}  # fmt: skip
 MOST_CLASSES = 30  # of a confusion matrix that is shown
 PAPER = ("err", "mnll", "ece", "brier")
 VARIANTS = {

@@ -24,9 +24,7 @@ def model_card(folder: RunFolder, repo: str) -> str:
     return render_page(
         "model_card.jinja", name=repo.partition("/")[2], repo=repo, card=card, version=__version__, markdown=escaped,
         facts=[pair for pair in facts(folder, card) if pair[0] != "folder"] + calibration_facts(folder.calibration()),
-        evaluations=sorted(
-            folder.evaluations(), key=lambda each: (each.outside, each.source, each.calibrator or "")
-        ),
+        evaluations=sorted(folder.evaluations(), key=lambda each: (each.outside, each.source, each.calibrator or "")),
     )  # fmt: skip
 
 

@@ -20,29 +20,6 @@ class Table:
     rows: Sequence[tuple[Sequence[str], Sequence[tuple[str, str]]]]
 
 
-@dataclass(frozen=True)
-class Tally:
-    """How the comparisons of a claim went, a row for each panel, a column for each metric.
-
-    A cell has a part for each way that they went: its state, how many, and what it says.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Sequence[tuple[str, int, str]]]]]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A claim with its verdict, in words. `state` is one word for its style, `says` what readers see."""
-
-    claim: str
-    state: str
-    says: str
-    summary: str
-    tally: Tally
-    parts: Sequence[tuple[str, str, str, str]]  # what, difference, interval, state
-
-
 def render_page(template: str, **shown: object) -> str:
     """The page of a template in report/templates, with what it shows; in HTML, text is escaped.
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, ScalarF
 from calgp.runs.results import Reliability
 
 from .figures import draw_reliability
-from .svg import INK, PALETTE, canvas, drawing, hide_axis, plain, rendered, set_css_class
+from .svg import INK, PALETTE, drawing, hide_axis, plain, rendered, set_css_class
 
 WIDE = 860  # of the page's whole column
 BARS = "bars are standard errors over seeds, or the 95 % interval over test images of a single one"
@@ -37,7 +37,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Line:
-    """A method's values against x, with its standard error, or what else is known of its chance."""
+    """A method's points (x, value, standard error or half an interval)."""
 
     label: str
     points: Sequence[tuple[float, float, float | None]]
@@ -63,8 +63,7 @@ def curves(
 ) -> Drawn:
     """A row of axes for each panel, a column for each metric."""
     metrics = list(next(iter(panels.values())))
-    with drawing():
-        figure = canvas(WIDE, 60 + 190 * len(panels))
+    with drawing(WIDE, 60 + 190 * len(panels)) as figure:
         grid = figure.subplots(len(panels), len(metrics), squeeze=False)
         for number, (row, (panel, columns)) in enumerate(zip(grid, panels.items(), strict=True), 1):
             for place, (axes, (metric, lines)) in enumerate(zip(row, columns.items(), strict=True)):
@@ -95,8 +94,7 @@ def frontiers(
     """
     columns = min(len(panels), 4)
     lines = -(-len(panels) // columns)
-    with drawing():
-        figure = canvas(WIDE, 60 + 245 * lines)
+    with drawing(WIDE, 60 + 245 * lines) as figure:
         grid = figure.subplots(lines, columns, squeeze=False)
         for place, axes in enumerate(grid.flat):
             if place >= len(panels):
@@ -135,8 +133,7 @@ def undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
 def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Reliability | None, str]]]]) -> Drawn:
     """Reliability diagrams, a row for each panel, a column for each method: (label, bins, what stands above)."""
     columns = max(len(shown) for _, shown in panels)
-    with drawing():
-        figure = canvas(WIDE if columns > 1 else WIDE / 2, 20 + (WIDE / max(columns, 2) * 0.92) * len(panels))
+    with drawing(WIDE if columns > 1 else WIDE / 2, 20 + (WIDE / max(columns, 2) * 0.92) * len(panels)) as figure:
         grid = figure.subplots(len(panels), columns, squeeze=False)
         for row, (panel, shown) in zip(grid, panels, strict=True):
             for axes in row[len(shown) :]:
@@ -155,8 +152,7 @@ def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Reliability | 
 def densities(panels: Sequence[tuple[str, Sequence[Density | str]]], *, names: tuple[str, str]) -> Drawn:
     """Densities of entropy inside and outside, a row a network, a column a method; a name alone was not run."""
     columns = max(len(shown) for _, shown in panels)
-    with drawing():
-        figure = canvas(WIDE, 60 + 190 * len(panels))
+    with drawing(WIDE, 60 + 190 * len(panels)) as figure:
         grid = figure.subplots(len(panels), columns, squeeze=False)
         for number, (row, (panel, shown)) in enumerate(zip(grid, panels, strict=True), 1):
             for place, (axes, each) in enumerate(zip(row, shown, strict=False)):
@@ -189,8 +185,7 @@ def ladders(
     """
     metrics = list(next(iter(panels.values())))
     rows = [max(len(column) for column in columns.values()) for columns in panels.values()]
-    with drawing():
-        figure = canvas(WIDE, 60 + sum(55 + 30 * n for n in rows))
+    with drawing(WIDE, 60 + sum(55 + 30 * n for n in rows)) as figure:
         grid = figure.subplots(len(panels), len(metrics), squeeze=False, height_ratios=[55 + 30 * n for n in rows])
         for line, (panel, columns) in zip(grid, panels.items(), strict=True):
             for place, (axes, (metric, points)) in enumerate(zip(line, columns.items(), strict=True)):

@@ -29,10 +29,12 @@ def _path(folder: RunFolder) -> str:
 
 def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
     options = to_json(card.run)
+    described = "The first member's training" if card.members else "The whole description of the training"
     if card.upgraded is not None:
-        options = {"network": card.upgraded, "source": card.run.source}
+        options, described = {"network": card.upgraded, "source": card.run.source}, "What was upgraded"
     if card.vectors is not None:
         options = {"embeddings": card.vectors.train, "test": card.vectors.test, "holdout": card.vectors.holdout}
+        described = "What it was fitted on"
     calibration, decisions = found[0].calibration, found[0].decisions
     calibrated, command = folder.calibration() is not None, card.environment.command or ()
     return Rerun(
@@ -42,19 +44,11 @@ def rerun(folder: RunFolder, card: Card, found: Sequence[Evaluation]) -> Rerun:
             *([] if decisions is None else [_decision_command(folder, decisions.made, calibrated)]),
             *(_evaluation_command(folder, each, card, calibrated) for each in found),
         ],
-        described=_described(card),
+        described=described,
         options=[("members", ", ".join(member.path for member in card.members))] * bool(card.members)
         + [(name, _option(value)) for name, value in flat(options).items()],
         json=json.dumps(options, indent=1, ensure_ascii=False),
     )
-
-
-def _described(card: Card) -> str:
-    if card.vectors is not None:
-        return "What it was fitted on"
-    if card.upgraded is not None:
-        return "What was upgraded"
-    return "The first member's training" if card.members else "The whole description of the training"
 
 
 def _passes(how: Passes) -> list[str]:

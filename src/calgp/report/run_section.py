@@ -158,26 +158,19 @@ def _evaluated(folder: RunFolder, card: Card, found: Evaluation, directory: Path
 def facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
     """What was trained, on what and when, as names and values."""
     run = card.run
+    when_and_where = [("date", day(card.environment.started or "unknown")), ("folder", folder.name)]
     if card.upgraded is not None:
         fitted = f"{count(card.train_images, 'image')} were seen by the upgrade"
-        date = day(card.environment.started or "unknown")
-        return [
-            ("network", card.network),
-            ("trained", "elsewhere"),
-            ("upgraded", fitted),
-            ("date", date),
-            ("folder", folder.name),
-        ]
+        return [("network", card.network), ("trained", "elsewhere"), ("upgraded", fitted), *when_and_where]
     if card.vectors is not None:
         rows = f"{card.train_images:,} embeddings of {card.task.height:,} numbers, {card.vectors.train}"
-        return [("fitted on", rows), ("date", day(card.environment.started or "unknown")), ("folder", folder.name)]
+        return [("fitted on", rows), *when_and_where]
     return [
         ("network", card.network),
         ("trained on", f"{count(card.train_images, 'image')} of {run.source}"),
         ("steps", f"{run.total_steps(card.train_images):,}"),
         ("seed", ", ".join(str(member.seed) for member in card.members) or str(run.seed)),
-        ("date", day(card.environment.started or "unknown")),
-        ("folder", folder.name),
+        *when_and_where,
     ]
 
 
@@ -185,13 +178,13 @@ def calibration_facts(found: Calibration | None) -> list[tuple[str, str]]:
     """What the probabilities went through, and what it did to the hold-out that it was fitted on."""
     if found is None:
         return []
-    numbers = [f"{name} {value:.3g}" for name, value in found.parameters.items() if name == "temperature"]
+    temperature = found.parameters.get("temperature")
     before, after = decimal(found.before.mnll), decimal(found.after.mnll)
-    facts = [
-        ("calibrated by", ", ".join(numbers) or found.calibrator),
+    return [
+        ("calibrated by", found.calibrator if temperature is None else f"temperature {temperature:.3g}"),
         ("hold-out MNLL", f"{before} → {after} ({count(found.n, 'image')})"),
+        *([("note", found.warning)] if found.warning else []),
     ]
-    return facts + ([("note", found.warning)] if found.warning else [])
 
 
 def _inside(evaluated: Evaluated, folder: RunFolder, card: Card, colour: str) -> InsideSection:
@@ -222,11 +215,10 @@ def _with_confusion(evaluated: Evaluated, card: Card) -> Evaluation:
 
 def _outside(evaluated: Evaluated, inside: Sequence[Evaluated], card: Card) -> OutsideSection:
     found, images, columns = evaluated.found, evaluated.images, evaluated.columns
-    ood = found.ood or {}
     return OutsideSection(
         found,
         figure=_entropies(evaluated, inside[0], card) if inside else None,
-        ood=sorted(ood.items(), key=lambda pair: [*SCORED_BY, pair[0]].index(pair[0])),
+        ood=sorted((found.ood or {}).items(), key=lambda pair: [*SCORED_BY, pair[0]].index(pair[0])),
         galleries=outside_galleries(images, columns, card.classes) if images and columns else [],
         absent=evaluated.absent,
     )

@@ -53,16 +53,11 @@ _FONT = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """The style in which figures are made and rendered; the caller's own settings neither matter nor change."""
+def drawing(width: float, height: float) -> Iterator[Figure]:
+    """An empty figure of that many pixels, and its style: the caller's own settings neither matter nor change."""
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # the page has other fonts
-        yield
-
-
-def canvas(width: float, height: float) -> Figure:
-    """An empty figure of that many pixels."""
-    return Figure(figsize=(width / 72, height / 72), layout="constrained")
+        yield Figure(figsize=(width / 72, height / 72), layout="constrained")
 
 
 def set_css_class(artist: Artist, name: str) -> None:

@@ -8,16 +8,11 @@ Metrics = Mapping[str, tuple[float, float | None]]
 
 
 def sweep_page(
-    *,
-    title: str,
-    command: str,
-    best: str | None,
-    rows: Sequence[tuple[str, str, Metrics, Metrics]],
+    rows: Sequence[tuple[str, str, Metrics, Metrics]], *, title: str, command: str, best: str | None,
     failures: Sequence[str],
-) -> str:
+) -> str:  # fmt: skip
     """The whole page as HTML; of each row: the setting, its seeds, the scores on the hold-out, those on test images."""
-    inside = list(dict.fromkeys(name for row in rows for name in row[2]))
-    test = list(dict.fromkeys(name for row in rows for name in row[3]))
+    inside, test = (list(dict.fromkeys(name for row in rows for name in row[place])) for place in (2, 3))
     table = Table(
         "Mean over seeds; below it ± its standard error. The lowest MNLL of the hold-out first; settings whose runs "
         "are not all done come last.",
@@ -28,7 +23,7 @@ def sweep_page(
             for setting, seeds, held, own in rows
         ],
     )
-    return render_page("sweep.html", title=title, command=command, best=best, sweep=table, failures=failures)
+    return render_page("sweep.html", sweep=table, title=title, command=command, best=best, failures=failures)
 
 
 def _cell(found: Metrics, name: str) -> tuple[str, str]:

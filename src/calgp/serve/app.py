@@ -23,7 +23,7 @@ from calgp.serve.middleware import LOOPBACK, RequestMiddleware, problem_response
 from calgp.serve.model_info import GalleryResponse, ModelResponse, gallery_response, model_response
 from calgp.serve.openapi import PROBLEMS, STREAM, TAKES, complete
 from calgp.serve.problems import HTTPProblem
-from calgp.serve.schemas import Asked, AskedStream, Health, PredictionResponse, validation_sentence
+from calgp.serve.schemas import Health, PredictionResponse, PredictQuery, StreamQuery, validation_sentence
 from calgp.serve.service import Service
 
 STATIC = Path(__file__).parent / "static"
@@ -80,12 +80,12 @@ def _predictions(service: Service) -> APIRouter:
     router = APIRouter(tags=["predict"], dependencies=[Depends(admit)])
 
     @router.post("/v1/predict", response_model=PredictionResponse, openapi_extra=TAKES)
-    async def predict(request: Request, asked: Annotated[Asked, Query()]) -> Response:
+    async def predict(request: Request, asked: Annotated[PredictQuery, Query()]) -> Response:
         """What images show, and how certain that is."""
         return await service.predict(request, asked)
 
     @router.post("/v1/predict/stream", response_class=StreamingResponse, responses=STREAM, openapi_extra=TAKES)
-    async def stream(request: Request, asked: Annotated[AskedStream, Query()]) -> Response:
+    async def stream(request: Request, asked: Annotated[StreamQuery, Query()]) -> Response:
         """The same as lines of JSON, one as often as some samples have come; the last has `done`: true."""
         return await service.stream(request, asked)
 

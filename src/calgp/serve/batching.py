@@ -1,7 +1,5 @@
 """One thread owns the model. Requests wait in a queue; images of several requests are computed together."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -230,7 +228,7 @@ class Worker:
         fitting = self.fit // max((job.samples for job in self._waiting), default=1)
         return min(self._limits.batch, fitting) - images
 
-    def _turn(self, batch: _Batch) -> None:
+    def _turn(self, batch: "_Batch") -> None:
         """Some more samples of a batch; what is not finished then waits for its next turn."""
         self._turn_began = start = time.monotonic()
         try:

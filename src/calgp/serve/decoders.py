@@ -1,4 +1,4 @@
-"""The processes that decode images, as the server sees them."""
+"""The server's side of the processes that decode images; what they run is `image_worker`."""
 
 import json
 import logging

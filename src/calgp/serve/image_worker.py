@@ -155,11 +155,8 @@ def _decode(raw: list[RawImage], size: Size, colour: Colour, limits: Limits) -> 
                 width, height = image.size
                 left -= width * height
                 if max(width, height) > limits.side or left < 0:
-                    raise HTTPProblem(
-                        413,
-                        f"Image {place} has {width} × {height} pixels; a side may have {limits.side:,} and a request "
-                        f"{limits.pixels:,} pixels in all.",
-                    )
+                    most = f"a side may have {limits.side:,} and a request {limits.pixels:,} pixels in all"
+                    raise HTTPProblem(413, f"Image {place} has {width} × {height} pixels; {most}.")
                 with _turn(width * height):
                     ImageOps.exif_transpose(image, in_place=True)
                     arrays.append(image_array(image, size=size, colour=colour))
@@ -168,9 +165,8 @@ def _decode(raw: list[RawImage], size: Size, colour: Colour, limits: Limits) -> 
         except CalgpError as error:
             raise HTTPProblem(413, f"Image {place} is refused: {error}.") from None
         except Exception:  # Pillow's decoders raise nearly everything on damaged files
-            raise HTTPProblem(
-                422, f"Image {place} cannot be decoded; send PNG, JPEG, WebP or lists of pixels of one length."
-            ) from None
+            known = "PNG, JPEG, WebP or lists of pixels of one length"
+            raise HTTPProblem(422, f"Image {place} cannot be decoded; send {known}.") from None
     return np.stack(arrays)
 
 

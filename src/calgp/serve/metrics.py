@@ -8,6 +8,7 @@ from calgp.serve.schemas import Prediction
 __all__ = ["MEDIA", "Metrics"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+NATS = (0.01, 0.03, 0.1, 0.3, 1, 3)
 
 
 class Metrics:
@@ -22,12 +23,8 @@ class Metrics:
         self.batch = Histogram("calgp_batch_images", "Images of a turn.", buckets=POWERS, registry=kept)
         self.turn = Histogram("calgp_turn_seconds", "Turns of the model.", buckets=SECONDS, registry=kept)
         self.drawn = Histogram("calgp_image_samples", "Samples an image took.", buckets=POWERS, registry=kept)
-        self.entropy = Histogram(
-            "calgp_entropy_nats",
-            "Entropy of the predictions: watch it drift.",
-            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3),
-            registry=kept,
-        )
+        drift = "Entropy of the predictions: watch it drift."
+        self.entropy = Histogram("calgp_entropy_nats", drift, buckets=NATS, registry=kept)
         self.abstained = Counter("calgp_abstained", "Images for which the run abstained.", registry=kept)
         self.queue = Gauge("calgp_queue_images", "Images accepted and not yet answered.", registry=kept)
         self.open = Gauge("calgp_open_requests", "Requests being read, waiting or computed.", registry=kept)

@@ -16,11 +16,7 @@ from calgp.serve.schemas import Prediction
 
 
 class ServedModel:
-    """A trained model with its calibrator and decisions.
-
-    Args:
-        classifier: the run.
-    """
+    """A trained model with its calibrator and decisions."""
 
     def __init__(self, classifier: Classifier) -> None:
         card = classifier.card

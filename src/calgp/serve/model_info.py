@@ -1,13 +1,12 @@
 """The run itself, for clients: read from its folder once, at the start."""
 
+from contextlib import suppress
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from calgp._version import __version__
-from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.json_values import Json
 from calgp.metrics import Scores
@@ -136,27 +135,22 @@ def _evaluation(classifier: Classifier, evaluation: Evaluation) -> EvaluationInf
 
 def entropy_percentiles(classifier: Classifier, source: str, calibrator: str | None) -> list[float] | None:
     """The entropies that 0, 1, …, 100 of 100 test images do not exceed; None if predictions were not stored."""
-    try:
+    shares = torch.linspace(0, 1, 101, dtype=torch.float64)
+    with suppress(CalgpError):
         columns = classifier.folder.predictions(source, calibrator, len(classifier.classes))
-    except CalgpError:
-        return None
-    if columns is None:
-        return None
-    return columns["entropy"].double().clamp(min=0).quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()
+        if columns is not None:
+            return columns["entropy"].double().clamp(min=0).quantile(shares).tolist()
+    return None
 
 
 def gallery_response(classifier: Classifier) -> GalleryResponse:
     """Test images by certainty; none where images or predictions are not on this machine."""
+    nothing = GalleryResponse(most_certain=[], least_certain=[], confidently_wrong=[])
     try:
-        columns, images = _predicted(classifier)
+        columns, images = classifier.own_predictions(), classifier.test_images(classifier.card.run.source)
     except CalgpError:
-        return GalleryResponse(most_certain=[], least_certain=[], confidently_wrong=[])
+        return nothing
+    if columns is None or not torch.equal(images.y, columns["y"]):  # other test images than those predicted
+        return nothing
     least, wrong, most = chosen(images, columns, classifier.classes)
     return GalleryResponse(most_certain=most, least_certain=least, confidently_wrong=wrong)
-
-
-def _predicted(classifier: Classifier) -> tuple[dict[str, Tensor], Images]:
-    columns, images = classifier.own_predictions(), classifier.test_images(classifier.card.run.source)
-    if columns is None or len(images) != len(columns["entropy"]) or not (images.y == columns["y"]).all():
-        raise CalgpError("The test images are not those that were predicted.")
-    return columns, images

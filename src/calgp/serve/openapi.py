@@ -22,12 +22,9 @@ MEANING = {
     422: "Something in the request is not as described",
     503: "Overloaded, too late, starting or shutting down: Retry-After says when to try again",
 }
+_PROBLEM = {PROBLEM_MEDIA: {"schema": {"$ref": REFERENCE.format(model="Problem")}}}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": meaning,
-        "content": {PROBLEM_MEDIA: {"schema": {"$ref": REFERENCE.format(model="Problem")}}},
-    }
-    for status, meaning in MEANING.items()
+    status: {"description": meaning, "content": _PROBLEM} for status, meaning in MEANING.items()
 }
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -36,11 +33,8 @@ STREAM: dict[int | str, dict[str, Any]] = {
     }
 }
 BINARY = {"type": "string", "format": "binary"}
-FILES = {
-    "type": "object",
-    "properties": {"images": {"type": "array", "items": BINARY, "minItems": 1}},
-    "required": ["images"],
-}
+_IMAGES = {"images": {"type": "array", "items": BINARY, "minItems": 1}}
+FILES = {"type": "object", "properties": _IMAGES, "required": ["images"]}
 TAKES: dict[str, Json] = {
     "requestBody": {
         "required": True,
@@ -53,9 +47,7 @@ TAKES: dict[str, Json] = {
                 },
             },
             "multipart/form-data": {"schema": FILES},
-            "image/png": {"schema": BINARY},
-            "image/jpeg": {"schema": BINARY},
-            "image/webp": {"schema": BINARY},
+            **{f"image/{kind}": {"schema": BINARY} for kind in ("png", "jpeg", "webp")},
         },
     }
 }

@@ -59,8 +59,8 @@ class ImagesRequest(Closed):
     images: Annotated[list[Form], Field(min_length=1), FailFast()]
 
 
-class Asked(BaseModel):
-    """What the address of a prediction may ask for; `limits.samples` is checked in `service`."""
+class PredictQuery(BaseModel):
+    """The query string of a prediction; `limits.samples` is checked in `service`."""
 
     samples: int = Field(SAMPLES, ge=1, description="S: draws of the masks to average over.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of the masks: the same seed gives the same answer.")
@@ -69,7 +69,7 @@ class Asked(BaseModel):
     )
 
 
-class AskedStream(Asked):
+class StreamQuery(PredictQuery):
     every: int | None = Field(
         None, ge=1, description="Samples between two lines; samples / 25 unless given. A client that takes lines more "
         "slowly than they are made gets fewer.",

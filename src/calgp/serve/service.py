@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import numpy as np
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
@@ -20,21 +19,14 @@ from calgp.serve.metrics import Metrics
 from calgp.serve.middleware import problem_response
 from calgp.serve.model import ServedModel
 from calgp.serve.problems import HTTPProblem
-from calgp.serve.schemas import Asked, AskedStream, PredictionResponse, StreamLine
+from calgp.serve.schemas import PredictionResponse, PredictQuery, StreamLine, StreamQuery
 from calgp.serve.uploads import Uploads
 
 Reports = asyncio.Queue[Progress | Exception]
 
 
 class Service:
-    """A run that is served: its model, the thread that computes, the processes that decode.
-
-    Args:
-        classifier: the run.
-        limits: what is accepted at most.
-        threads: of torch, for the model.
-        on_death: is called when the model's thread has died.
-    """
+    """A run that is served: its model, the thread that computes, the processes that decode. Arguments: `create_app`."""
 
     def __init__(
         self, classifier: Classifier, limits: Limits, threads: int | None, on_death: Callable[[], None]
@@ -68,7 +60,7 @@ class Service:
         """Refuse a request, before anything of it is read, if not even one more image can be accepted."""
         self._running.check()
 
-    async def predict(self, request: Request, asked: Asked) -> Response:
+    async def predict(self, request: Request, asked: PredictQuery) -> Response:
         """One answer, when all samples are there."""
         reports: Reports = asyncio.Queue()
         job = await self._submit(request, reports, asked)
@@ -82,7 +74,7 @@ class Service:
         )
         return Response(found.model_dump_json(), media_type="application/json")
 
-    async def stream(self, request: Request, asked: AskedStream) -> Response:
+    async def stream(self, request: Request, asked: StreamQuery) -> Response:
         """Lines of JSON while samples arrive."""
         reports: Reports = asyncio.Queue()
         step = asked.every or max(asked.samples // 25, 1)
@@ -90,7 +82,7 @@ class Service:
         return _JobResponse(self._lines(job, reports), lambda: self._running.cancel(job))
 
     async def _submit(
-        self, request: Request, reports: Reports, asked: Asked, *, step: int | None = None, draws: bool = False
+        self, request: Request, reports: Reports, asked: PredictQuery, *, step: int | None = None, draws: bool = False
     ) -> Job:
         """Read a request's images and queue them; what becomes of them arrives in `reports`."""
         if asked.samples > self.limits.samples:
@@ -99,9 +91,9 @@ class Service:
         images = await self._uploads.read(request)
         numbers = len(images) * asked.samples * len(self.model.classes)
         if draws and self.model.random and numbers > self.limits.draws:
+            most = self.limits.draws
             raise HTTPProblem(
-                422,
-                f"Invalid draws=true: images × samples × classes must be at most {self.limits.draws}, not {numbers}.",
+                422, f"Invalid draws=true: images × samples × classes must be at most {most}, not {numbers}."
             )
 
         def send(report: Progress | Exception) -> None:
@@ -138,9 +130,7 @@ class Service:
             done = report.done
             if done:
                 self.metrics.observe_answers(report.answers)
-            draws = report.draws and [
-                np.round(each.double().numpy(), 7).tolist() for each in report.draws
-            ]  # as float32
+            draws = report.draws and [each.double().round(decimals=7).tolist() for each in report.draws]  # as float32
             line = StreamLine.model_construct(
                 done=done, samples=report.samples, total=job.samples, classes=self.model.classes, seed=job.seed,
                 predictions=report.answers, draws=draws,

@@ -18,11 +18,6 @@ class Uploads:
     """Turns requests into images of the model's form.
 
     The limits of a body are ours, not Starlette's `max_body_size`: they depend on its type, and on all other bodies.
-
-    Args:
-        size: (height, width) of the images that the model takes.
-        colour: their colour.
-        limits: of bytes, pixels and seconds.
     """
 
     def __init__(self, size: tuple[int, int], colour: Colour, limits: Limits) -> None:

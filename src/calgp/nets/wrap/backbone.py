@@ -69,14 +69,11 @@ class Wrapped(Backbone):
 
     network: str = field(metadata=about("The name that it was given."))
     features: str | None = option(
-        None,
-        'The module whose output are the features; "" is the whole network.',
+        None, 'The module whose output are the features; "" is the whole network.',
         default_text="what enters the last linear layer, with which the network must then end",
-    )
-    mask: Choice = option(
-        "all",
-        "Layers that get a mask: by kind, or by names of them and of modules that hold them; * is any part of a name.",
-    )
+    )  # fmt: skip
+    mask: Choice = option("all", "Layers that get a mask: by kind, or by names of them and of modules that hold them; "
+                                 "* is any part of a name.")  # fmt: skip
     unmasked: tuple[str, ...] = option(
         (), "Names, as in `mask`, of what gets none all the same, such as attention that reads its weights itself.",
         default_text="none", since_version="0.1.0",

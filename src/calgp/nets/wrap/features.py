@@ -141,7 +141,7 @@ class WrappedFeatures(Features):
         name, modules = self.spec.features, dict(self.network.named_modules())
         if name is None and getattr(self.network, "num_classes", None) == 0:  # timm: there is no classifier
             name = ""
-        if name in modules and name:
+        if name and name in modules:
             modules[name].register_forward_hook(_at_features)
         trial, generator = Trial(self.network), torch.get_rng_state()
         try:

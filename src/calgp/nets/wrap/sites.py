@@ -193,6 +193,6 @@ def matches(name: str, patterns: Collection[str]) -> bool:
 
 
 def images_first(h: Tensor) -> bool:
-    """Whether the rows of an image and those of an image of NaN lie behind each other."""
+    """Whether the first half of the rows is finite (the image) and the second is not (the image of NaN)."""
     one, other = h[: len(h) // 2], h[len(h) // 2 :]
     return len(one) == len(other) and bool(one.isfinite().all()) and not bool(other.isfinite().all())
