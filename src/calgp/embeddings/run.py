@@ -51,9 +51,7 @@ class VectorRun(Classifier):
         """From the files of a folder, whose card has been read."""
         classifier = GPClassifier.load(folder.path / MODEL)
         if tuple(map(str, classifier.classes_)) != card.classes or classifier.n_features_in_ != card.task.height:
-            raise CalgpError(
-                f"{folder.path} has a model of other classes or embeddings than run.json says; fit it again."
-            )
+            raise CalgpError(f"{folder.path} has a model of other classes or embeddings than run.json: fit it again.")
         return VectorRun(
             classifier, card, folder=folder, calibration=folder.calibration() if calibrated else None,
             decisions=folder.decisions() if decided else None, fabric=fabric,
@@ -102,7 +100,7 @@ class VectorRun(Classifier):
         vectors = self.card.vectors
         if not self.card.holdout_rows or vectors is None:
             raise CalgpError(
-                f"{self.folder.path} has no held-out rows to fit on; `calgp fit --holdout 0.1` keeps a tenth of them."
+                f"{self.folder.path} has no held-out rows to fit on; `calgp fit --holdout 0.1` keeps some."
             )
         return vector_images(SCHEME + vectors.train, self.card.classes).take(torch.tensor(self.card.holdout_rows))
 

@@ -55,9 +55,7 @@ class Combined(OutlierScore):
     @classmethod
     def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"]) -> "Combined":
         """Of training features; `of` has to say what is ordinary."""
-        raise CalgpError(
-            "The outlier score 'combined' needs inputs that were not trained on: Combined.of(features, …)."
-        )
+        raise CalgpError("The outlier score 'combined' needs inputs that were not trained on: use Combined.of(…).")
 
     @classmethod
     def of(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, name_error
 from calgp.json_values import Json
+from calgp.posthoc.checks import check_share
 from calgp.posthoc.combined_outliers import Combined, left_out_scores, surprise
 from calgp.posthoc.decisions import conformal_quantile
 from calgp.posthoc.feature_outliers import Density, Direction, Neighbours
@@ -91,8 +92,7 @@ class Threshold:
         >>> Threshold.fit(torch.arange(1.0, 20.0), false_alarm=0.1)
         Threshold(false_alarm=0.1, threshold=18.0, n=19)
         """
-        if not 0 < false_alarm < 1:
-            raise CalgpError(f"Invalid false_alarm={false_alarm:g}: must be a share between 0 and 1, such as 0.05.")
+        check_share("false_alarm", false_alarm)
         if inside.dim() != 1 or inside.isnan().any():
             raise CalgpError(f"A threshold needs scores [N] without NaN, not {list(inside.shape)}.")
         least = math.ceil((1 - false_alarm) / false_alarm - 1e-9)

@@ -20,20 +20,13 @@ from calgp.posthoc.calibration import NEAR_ONE
 from calgp.posthoc.decisions import Wanted
 from calgp.posthoc.outliers import Threshold
 from calgp.run import SEED
+from calgp.runs import evaluation as evaluations
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
 from calgp.runs.description import to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import arithmetic
-from calgp.runs.evaluation import (
-    batches,
-    columns_of,
-    evaluate_images,
-    over_ranks,
-    predict_on_cpu,
-    test_images,
-    write_results,
-)
+from calgp.runs.evaluation import batches, columns_of, over_ranks, predict_on_cpu
 from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on, with_caution
 from calgp.runs.fit_decisions import fit_decisions, not_calibrated_on, uniform_of, warning
@@ -237,11 +230,11 @@ class Classifier:
         source = self.card.run.source if source is None else source
         with wrap_lost_ranks(self.fabric), owned(self.fabric, self.folder):
             check_same(self.fabric, self._identity(source, passes, engine, seed, convert, skip_unreadable, corruption))
-            found, predicted = evaluate_images(
+            found, predicted = evaluations.evaluate_images(
                 self, source, images=images, directory=directory, passes=passes, engine=engine, seed=seed,
                 convert=convert, skip_unreadable=skip_unreadable, corruption=corruption, watch=watch,
             )  # fmt: skip
-            found = write_results(self.folder, self.classes, found, predicted)
+            found = evaluations.write_results(self.folder, self.classes, found, predicted)
             self.fabric.barrier()
         return found
 
@@ -254,7 +247,8 @@ class Classifier:
         self, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
     ) -> Images:
         """The test part of a source, in the form that the run takes; `convert` brings any other into it."""
-        return test_images(self.card, source, directory=directory, convert=convert, skip_unreadable=skip_unreadable)
+        form = {"directory": directory, "convert": convert, "skip_unreadable": skip_unreadable}
+        return evaluations.test_images(self.card, source, **form)
 
     def held_out_images(self, directory: Path | None = None) -> Images:
         """The images of the run's source that it was not trained on."""
@@ -366,9 +360,7 @@ class Classifier:
         """Write an HTML page about the run's evaluations."""
         from calgp.report import write_report
 
-        return write_report(
-            [self.folder], self.folder.path / "report.html" if out is None else out, directory=directory
-        )
+        return write_report([self.folder], out or self.folder.path / "report.html", directory=directory)
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         """Serve predictions over HTTP until the process is stopped."""

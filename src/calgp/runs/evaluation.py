@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -123,29 +123,24 @@ def evaluate_images(
     predicted = predict_images(classifier, images, how=how, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
     ood = out_of_distribution(classifier.own_predictions(), predicted.columns, seed=seed) if outside else None
-    found = replace(
-        _scored(classifier, images, source, predicted, how, seed),
-        convert=convert,
-        skip_unreadable=skip_unreadable,
-        prediction_seconds=round(seconds, 3),
-        ood=ood,
-        inside=card.run.source if ood else None,
-    )
-    if corruption is None:
-        return found, predicted
-    corrupt = Corrupted(source, corruption.kind, corruption.severity, corruption.seed)
-    return replace(found, source=f"{source}~{corruption.label}", corruption=corrupt), predicted
+    shift = corruption and Corrupted(source, corruption.kind, corruption.severity, corruption.seed)
+    found = _scored(
+        classifier, images, predicted, how, seed, source=f"{source}~{corruption.label}" if corruption else source,
+        corruption=shift, convert=convert, skip_unreadable=skip_unreadable, prediction_seconds=round(seconds, 3),
+        ood=ood, inside=card.run.source if ood else None,
+    )  # fmt: skip
+    return found, predicted
 
 
 def _scored(
-    classifier: Classifier, images: Images, source: str, predicted: PredictedImages, how: Passes, seed: int
+    classifier: Classifier, images: Images, predicted: PredictedImages, how: Passes, seed: int, **asked: Any
 ) -> Evaluation:
-    """What predictions of images are worth by themselves."""
+    """What predictions of images are worth by themselves, beside what was `asked`."""
     columns, outcomes, fitted = predicted.columns, predicted.outcomes, classifier.active_decisions
     classes, log_probs = len(classifier.classes), predicted.stored.get("log_probs")
     own = None if outcomes is None else score_outcomes(outcomes, columns["y"], log_probs, seed=seed)
     return Evaluation(
-        source=source,
+        **asked,
         outside=outcomes is None,
         n=len(images),
         samples=how.count,
@@ -173,11 +168,8 @@ def write_results(
     folder: RunFolder, classes: Sequence[str], found: Evaluation, predicted: PredictedImages
 ) -> Evaluation:
     """Keep predictions and scores in a run folder: the evaluation, with the checksum of its predictions."""
-    source, shift = found.source, None
-    if found.corruption is not None:
-        source, shift = found.corruption.of, found.corruption.corruption.label
     checksum = folder.write_tensors(
-        folder.predictions_name(source, found.calibrator, shift),
+        folder.predictions_name(*found.named),
         predicted.columns | predicted.stored,
         {
             "source": found.source, "samples": found.samples, "engine": found.engine, "seed": found.seed,
@@ -310,9 +302,7 @@ def check_form(images: Images, task: Task, source: str) -> None:
 def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
     """Size and colour that bring any image into the form of a task."""
     if task.height != task.width:
-        raise CalgpError(
-            f"The run takes images of {task.height} × {task.width}; only square ones can be made from other sets."
-        )
+        raise CalgpError(f"The run takes images of {task.height} × {task.width}; others can be made square only.")
     return task.height, colour_of(task)
 
 

@@ -125,10 +125,7 @@ class Calibration:
     crossed: HeldOutScores | None = None
 
     def __post_init__(self) -> None:
-        try:
-            _ = self.fitted
-        except CalgpError as error:
-            raise ValueError(str(error)) from None
+        _ = self.fitted  # a CalgpError says what is wrong
 
     @functools.cached_property
     def fitted(self) -> Calibrator:
@@ -229,14 +226,15 @@ class Corrupted:
     seed: Whole = 0
 
     def __post_init__(self) -> None:
-        try:
-            _ = self.corruption
-        except CalgpError as error:
-            raise ValueError(str(error)) from None
+        _ = self.corruption  # a CalgpError says what is wrong
 
     @property
     def corruption(self) -> Corruption:
         return Corruption(self.kind, self.severity, self.seed)
+
+    @property
+    def label(self) -> str:
+        return self.corruption.label
 
 
 def _has_paper_and_authors(found: Mapping[str, float]) -> Mapping[str, float]:
@@ -302,6 +300,12 @@ class Evaluation:
     @property
     def passes(self) -> Passes:
         return Passes(self.samples, self.engine)
+
+    @property
+    def named(self) -> tuple[str, CalibratorName | None, str | None]:
+        """What names its files: the source, the calibrator and the corruption."""
+        shift = self.corruption
+        return (self.source, self.calibrator, None) if shift is None else (shift.of, self.calibrator, shift.label)
 
     @property
     def computed_by(self) -> str:

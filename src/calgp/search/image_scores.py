@@ -84,9 +84,7 @@ def _read(path: Path, evaluation: Evaluation, classes: int) -> ImageScores:
         n, names = evaluation.n, OUTSIDE if evaluation.outside else INSIDE
         stored = {*names, *(() if evaluation.outside else ("correct",))}
         if set(tensors) != stored:
-            raise ValueError(
-                f"its columns are {', '.join(sorted(tensors))[:200]}, expected {', '.join(sorted(stored))}"
-            )
+            raise ValueError(f"its columns are {', '.join(sorted(tensors))[:200]}, not {', '.join(sorted(stored))}")
         for name in names:
             if tensors[name].dtype != torch.float16 or tensors[name].shape != (n,) or tensors[name].isnan().any():
                 raise ValueError(f"{name} is no column of {n} half-precision numbers")

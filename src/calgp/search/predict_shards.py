@@ -133,8 +133,7 @@ def predict_shards(
     )  # fmt: skip
 
     def content(number: int) -> ImageFiles:
-        rows = wanted.slice_of(number)
-        return files.only(torch.arange(rows.start, rows.stop))
+        return files.only(torch.arange(len(files.names))[wanted.slice_of(number)])
 
     work = PredictShard(run, wanted, folder.absolute())
     return make_shards(folder, wanted, work, content, engine=engine, watch=watch)
@@ -146,9 +145,7 @@ def find_files(paths: Sequence[Path]) -> ImageFiles:
     if not archives:
         return LooseFiles.of([file for path in paths for file in image_files(path)])
     if len(archives) < len(paths):
-        raise CalgpError(
-            f"Invalid images: tar files such as {archives[0]} go without others; predict those by themselves."
-        )
+        raise CalgpError(f"Invalid images: tar files such as {archives[0]} go without others; predict these apart.")
     found = [shard for path in archives for shard in shard_paths(path)]
     if not found:
         raise CalgpError(f"There are no shards {archives[0]}; give tar files, or a pattern such as photos-*.tar.")

@@ -5,6 +5,7 @@ Test images are never loaded. A search is resumed by doing it again: pilots that
 
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -195,9 +196,7 @@ def with_options(run: Run, options: Options) -> Run:
 
 def options_of(run: Run, names: Iterable[str]) -> Options:
     """The run's own values of options."""
-    return {
-        name: getattr(run.method, name.removeprefix("method.")) if "." in name else getattr(run, name) for name in names
-    }
+    return {name: operator.attrgetter(name)(run) for name in names}
 
 
 def scored(pilot: Pilot, job: Job, where: Paths, calibrator: str | None) -> Pilot:

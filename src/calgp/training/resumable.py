@@ -95,10 +95,8 @@ class ResumableTraining:
                         self._save(self.progress)
                     saved = time.monotonic()
                 if stopped and not last:
-                    raise Interrupted(
-                        f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume "
-                        f"{folder.path}"
-                    )
+                    done = f"Stopped after step {step.step} of {step.steps}."
+                    raise Interrupted(f"{done} Go on with: calgp train --resume {folder.path}")
                 if last:
                     break
         if self.stopping is not None:
@@ -214,9 +212,7 @@ def _check(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> 
     if folder.finished:
         raise CalgpError(f"{folder.path} is finished: there is nothing to resume.")
     if data.train.checksum() != folder.card().checksum:
-        raise CalgpError(
-            f"The training images are not those that {folder.path} was begun with; resuming would mix them."
-        )
+        raise CalgpError(f"The training images are not those that {folder.path} was begun with; they would be mixed.")
 
 
 def _checkpoint(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> LoadedCheckpoint | None:

@@ -111,9 +111,8 @@ def _finished(run: Run, model: Model, card: Card, data: TrainingData, folder: Ru
     folder.write_tensors("model.safetensors", model.state_dict())
     folder.remove(CHECKPOINT)
     fabric.barrier()  # no rank is done before the model is there
-    return Classifier(
-        _as_loaded(model, card), card, folder=folder, calibration=calibration, outliers=outliers, fabric=fabric
-    )
+    fitted = {"calibration": calibration, "outliers": outliers}
+    return Classifier(_as_loaded(model, card), card, folder=folder, fabric=fabric, **fitted)
 
 
 def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFolder, card: Card) -> Calibration | None:

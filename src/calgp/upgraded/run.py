@@ -60,10 +60,8 @@ class UpgradedRun(Classifier):
     def _parts(card: Card, described: dict[str, Any], tensors: dict[str, Tensor]) -> UpgradedClassifier:
         try:
             fitted = parse(Upgrade, described["upgrade"])
-            if (fitted.classes, fitted.shape) != (
-                card.classes,
-                (card.task.channels, card.task.height, card.task.width),
-            ):
+            task = card.task
+            if (fitted.classes, fitted.shape) != (card.classes, (task.channels, task.height, task.width)):
                 raise ValueError("it is not of the classes and images that run.json describes")
             own = {name.removeprefix(NETWORK): each for name, each in tensors.items() if name.startswith(NETWORK)}
             program = Program(described["program"], own)
