@@ -98,9 +98,7 @@ def load_embeddings(path: Path | str) -> Embeddings:
     if not path.is_file():
         raise path_error("file or folder of embeddings", path)
     if path.suffix.lower() not in ENDINGS:
-        raise CalgpError(
-            f"Invalid embeddings {path}: must be a folder that `calgp embed` has made, or a file {', '.join(ENDINGS)}."
-        )
+        raise CalgpError(f"Invalid embeddings {path}: must be a folder of `calgp embed` or a {', '.join(ENDINGS)}.")
     arrays = _arrays(path)
     x = next((arrays[name] for name in VECTORS if name in arrays), None)
     if x is None or x.ndim != 2 or x.dtype.kind not in "fiu" or not x.size:

@@ -43,15 +43,9 @@ class EmbedOptions:
         worker_count(self.workers)
 
 
-@dataclass(frozen=True, eq=False)
-class ResizedRows:
+def resized_rows(preprocessing: Preprocessing, images: OriginalImages, rows: slice) -> Tensor:
     """Rows of images as a network wants them, uint8: what worker processes read."""
-
-    preprocessing: Preprocessing
-    images: OriginalImages
-
-    def __call__(self, rows: slice) -> Tensor:
-        return torch.stack([self.preprocessing.resized(image) for image in self.images.read(rows)])
+    return torch.stack([preprocessing.resized(image) for image in images.read(rows)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +65,7 @@ class EmbedShard:
     def __call__(self, task: ShardTask[OriginalImages], *, watch: Callable[[float], None]) -> None:
         extractor = self.extractor or _opened(self.asked, self.manifest.made_by, self.device)
         images, features = task.content, list[Tensor]()
-        read, size = ResizedRows(extractor.preprocessing, images), self.manifest.batch_size
+        read, size = functools.partial(resized_rows, extractor.preprocessing, images), self.manifest.batch_size
         batches = (slice(first, first + size) for first in range(0, len(images), size))
         for _, batch in prefetch(read, batches, self.workers):
             features.append(extractor.features(batch))
@@ -106,9 +100,7 @@ def embed(
         len(images), extractor.width, images.classes, options.rows_per_shard, options.batch_size,
     )  # fmt: skip
     work = EmbedShard(extractor.asked, wanted, folder, options.device, extractor, worker_count(options.workers))
-    return make_shards(
-        folder, wanted, work, lambda number: images.only(wanted.slice_of(number)), engine=engine, watch=watch
-    )
+    return make_shards(folder, wanted, work, lambda k: images.only(wanted.slice_of(k)), engine=engine, watch=watch)
 
 
 def cache_name(extractor: FeatureExtractor, images: OriginalImages, source: str) -> str:

@@ -12,6 +12,7 @@ from calgp.embeddings.prediction import log_average, numbers
 from calgp.gp import Latent
 from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_mode, weight_root, weight_variance
 from calgp.posthoc.calibration import Temperature
+from calgp.posthoc.checks import stratified_folds
 
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
 MIDDLE = 6000  # training rows on which they are compared again, if there are so many
@@ -63,7 +64,7 @@ def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ..
                 return each.mnll
         _, phi = Basis.exact(kernel, Inputs.fit(transform, x)(x))
         first = tried[-1].variance if tried else 10.0
-        variance, mnll = _best_variance(phi, y, _folds(y, SEARCH_FOLDS), classes, first)
+        variance, mnll = _best_variance(phi, y, stratified_folds(y, SEARCH_FOLDS), classes, first)
         tried.append(Choice(transform, kernel, variance, mnll))
         return mnll
 
@@ -129,13 +130,6 @@ def _climb(values: tuple[float, ...], first: float, score: Callable[[float], flo
     return values[place]
 
 
-def _folds(y: Tensor, count: int) -> list[Tensor]:
-    """Which rows each fold leaves out (bool [N]): of each class about the same share."""
-    number = torch.empty_like(y)
-    number[y.argsort(stable=True)] = torch.arange(len(y)) % count
-    return [number == fold for fold in range(count)]
-
-
 def _best_variance(phi: Tensor, y: Tensor, folds: list[Tensor], classes: int, first: float) -> tuple[float, float]:
     """σ² and the mean negative log-likelihood of left-out rows at the mode, at its best temperature."""
     order = torch.cat([y[fold] for fold in folds])
@@ -162,7 +156,7 @@ def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple
     if len(y) < FEWEST:
         mode = find_mode(phi, y, classes, found.variance)
         return found, _entropy(mode(phi).log_softmax(1))
-    folds = _folds(y, FOLDS)
+    folds = stratified_folds(y, FOLDS)
     variance, _ = _best_variance(phi, y, folds, classes, found.variance)
     mean, spread = phi.new_empty(len(y), classes), phi.new_empty(len(y))
     for fold in folds:

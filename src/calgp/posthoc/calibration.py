@@ -27,7 +27,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.json_values import Json
-from calgp.posthoc.checks import check_labels, normalised
+from calgp.posthoc.checks import check_choice, check_labels, normalised
 
 LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
@@ -305,9 +305,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
 
 def find(name: str) -> type[Calibrator]:
     """A calibrator by its name."""
-    if name not in CALIBRATORS:
-        raise CalgpError(f"There is no calibrator {short_repr(name)}; there are {', '.join(CALIBRATORS)}.")
-    return CALIBRATORS[name]
+    return CALIBRATORS[check_choice("calibrator", name, CALIBRATORS)]
 
 
 def to_json(calibrator: Calibrator) -> dict[str, Json]:

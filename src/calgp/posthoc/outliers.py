@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from calgp.errors import CalgpError, name_error
+from calgp.errors import CalgpError
 from calgp.json_values import Json
-from calgp.posthoc.checks import check_share
+from calgp.posthoc.checks import check_choice, check_share
 from calgp.posthoc.combined_outliers import Combined, left_out_scores, surprise
 from calgp.posthoc.decisions import conformal_quantile
 from calgp.posthoc.feature_outliers import Density, Direction, Neighbours
@@ -52,9 +52,7 @@ OUTLIER_SCORES: dict[str, type[OutlierScore]] = {
 
 def find(name: str) -> type[OutlierScore]:
     """The outlier score of that name."""
-    if name not in OUTLIER_SCORES:
-        raise name_error("There is no outlier score", name, OUTLIER_SCORES)
-    return OUTLIER_SCORES[name]
+    return OUTLIER_SCORES[check_choice("outlier score", name, OUTLIER_SCORES)]
 
 
 def from_state(name: str, settings: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> OutlierScore:
