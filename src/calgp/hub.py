@@ -76,17 +76,16 @@ def pull(repo: str, target: str | Path | None = None, *, revision: str | None = 
     _check_names(hub, repo, revision)
     target = Path("runs", repo.partition("/")[2]) if target is None else Path(target)
     check_new(target)
-    try:
-        return unpack(_download(hub, repo, revision), target)
-    except Damaged:  # the copy in the cache may be at fault, not the one on the Hub
-        file = _download(hub, repo, revision, force_download=True)
-    try:
-        return unpack(file, target)
-    except Damaged as error:
-        raise CalgpError(
-            f"The file {FILE} of {repo} is not what `calgp push` wrote ({error.why}): it was changed, or is damaged. "
-            "Ask its owner, or pull an earlier commit with --revision. Nothing was written."
-        ) from None
+    why = ""
+    for again in (False, True):  # the copy in the cache may be at fault, not the one on the Hub
+        try:
+            return unpack(_download(hub, repo, revision, force_download=again), target)
+        except Damaged as error:
+            why = error.why
+    raise CalgpError(
+        f"The file {FILE} of {repo} is not what `calgp push` wrote ({why}): it was changed, or is damaged. Ask its "
+        "owner, or pull an earlier commit with --revision. Nothing was written."
+    )
 
 
 def _client() -> Any:

@@ -57,6 +57,8 @@ class Classifier:
         fabric: where it runs; None: the best device of this machine.
     """
 
+    maskless = ""  # what it is, if it can predict in one pass only
+
     def __init__(
         self,
         model: Model,
@@ -127,13 +129,15 @@ class Classifier:
 
     def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
         """How predictions are computed: as asked for, or the model's own way. Refuses what cannot be."""
+        if self.maskless and (count not in (None, 1) or engine not in (None, "moments")):
+            raise CalgpError(f"{self.maskless} has no masks to draw: one pass is all. Leave out passes and engine.")
         if count is not None and count < 1:
             raise CalgpError(f"Invalid passes={count}: must be at least 1, such as 50.")
         if engine not in (None, *get_args(Engine)):
             raise CalgpError(f"Invalid engine={engine!r}: must be {' or '.join(get_args(Engine))}.")
         if seed not in SEED:
             raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
-        return Passes.of(self.model, count, engine)
+        return ONE_PASS if self.maskless else Passes.of(self.model, count, engine)
 
     def calibrated_by(self, calibration: Calibration | None) -> "Classifier":
         """The same run with another calibrator, or with none; nothing is loaded again."""
@@ -348,7 +352,10 @@ class Classifier:
         seed: int = 0,
     ) -> Exported:
         """Write the run as one file that needs no calgp, and check that it gives what torch gives."""
-        return export_model(self, path, to=to, how=self.passes(passes, engine, seed), seed=seed)
+        return self._export(path, to, self.passes(passes, engine, seed), seed)
+
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
+        return export_model(self, path, to=to, how=how, seed=seed)
 
     def deployable(self, how: Passes, seed: int) -> Exportable:
         """The run as a module that can be exported."""

@@ -81,10 +81,8 @@ def _meet_again(backend: str) -> None:
     The store of torchrun (torch 2.13) outlives a restart, and gloo reads the addresses of the first start in it. On
     several machines torchrun's TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps; their restart counts need not be the same.
     """
-    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = distributed.PrefixStore(
-        f"calgp/{os.environ['TORCHELASTIC_RESTART_COUNT']}", distributed.TCPStore(*where, is_master=False)
-    )
+    place = distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = distributed.PrefixStore(f"calgp/{os.environ['TORCHELASTIC_RESTART_COUNT']}", place)
     distributed.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=ranks())
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
 T = TypeVar("T")
 BATCH = 100
+BINS = 40  # of entropies: few enough to keep, fine enough to draw a density
 MOST_STORED = 20_000_000  # numbers: log-probabilities of a larger evaluation are scored as they come and not stored
 
 
@@ -139,6 +140,8 @@ def _scored(
     columns, outcomes, fitted = predicted.columns, predicted.outcomes, classifier.active_decisions
     classes, log_probs = len(classifier.classes), predicted.stored.get("log_probs")
     own = None if outcomes is None else score_outcomes(outcomes, columns["y"], log_probs, seed=seed)
+    most = math.log(classes)
+    counts = torch.histc(columns["entropy"].float().clamp(0, most), BINS, 0, most)
     return Evaluation(
         **asked,
         outside=outcomes is None,
@@ -150,31 +153,26 @@ def _scored(
         calibration=classifier.calibration,
         checksum=images.checksum(),
         environment=arithmetic(classifier.fabric),
-        entropy_histogram=_histogram(columns["entropy"], math.log(classes)),
+        entropy_histogram=Histogram(tuple(most * place / BINS for place in range(BINS + 1)), tuple(counts.tolist())),
         mean_entropy=columns["entropy"].mean().item(),
         mean_mutual_information=columns["mutual_information"].mean().item(),
         decisions=fitted and decision_metrics(fitted, columns, classes, outside=outcomes is None),
-        scores=own and own.scores,
-        intervals=own and own.intervals,
-        ece_variants=own and dict(own.ece_variants),
-        reliability=own and own.reliability,
+        **(vars(own) if own else {}),
         confusion=own and metrics.confusion(columns["label"], columns["y"], classes=classes),
         selective=selective_scores(columns) if own else {},
         flagged=flagged(classifier.outlier_names, classifier.outlier_threshold, columns),
     )
 
 
-def write_results(
-    folder: RunFolder, classes: Sequence[str], found: Evaluation, predicted: PredictedImages
-) -> Evaluation:
+def write_results(folder: RunFolder, classes: Sequence[str], found: Evaluation, by: PredictedImages) -> Evaluation:
     """Keep predictions and scores in a run folder: the evaluation, with the checksum of its predictions."""
     checksum = folder.write_tensors(
         folder.predictions_name(*found.named),
-        predicted.columns | predicted.stored,
+        by.columns | by.stored,
         {
             "source": found.source, "samples": found.samples, "engine": found.engine, "seed": found.seed,
             "calibrator": found.calibrator, "classes": list(classes),
-            "names": None if predicted.names is None else list(predicted.names),
+            "names": None if by.names is None else list(by.names),
         },
     )  # fmt: skip
     found = replace(found, predictions=checksum)
@@ -250,12 +248,6 @@ def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, s
     return OwnClasses(metrics.scores(outcomes), intervals, variants, Reliability(edges, count, *known))
 
 
-def _histogram(values: Tensor, most: float, bins: int = 40) -> Histogram:
-    """How often values of [0, most] fall into equal bins: small enough to keep, fine enough to draw a density."""
-    counts = torch.histc(values.float().clamp(0, most), bins, 0, most)
-    return Histogram(tuple(most * place / bins for place in range(bins + 1)), tuple(counts.tolist()))
-
-
 def test_images(
     card: Card, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
 ) -> Images:
@@ -309,7 +301,5 @@ def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
 def colour_of(task: Task) -> Literal["grey", "rgb"]:
     """The colour of the images that a run takes."""
     if task.channels not in (1, 3):
-        raise CalgpError(
-            f"The run takes images of {task.channels} channels; only grey (1) or RGB (3) can be made from image files."
-        )
+        raise CalgpError(f"The run takes {task.channels} channels; image files are read as grey (1) or RGB (3) only.")
     return "grey" if task.channels == 1 else "rgb"

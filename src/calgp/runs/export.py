@@ -8,6 +8,7 @@ draws of S samples, those that `Classifier.predict` makes for every image, packe
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import math
@@ -287,8 +288,6 @@ Runner = Callable[[Tensor], list[Tensor]]
 
 
 def _as_torch_export(traced: Any, metadata: Mapping[str, Json], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
-    import io
-
     file = io.BytesIO()
     with _quiet():
         torch.export.save(traced, file, extra_files={METADATA: json.dumps(metadata)})
@@ -343,20 +342,14 @@ def _probes(task: Task) -> Tensor:
 
 def outputs_of(predictive: Predictive) -> dict[str, Tensor]:
     """What a file gives, by name."""
-    values = (
-        predictive.probs, predictive.entropy, predictive.expected_entropy, predictive.mutual_information,
-        predictive.spread,
-    )  # fmt: skip
-    return dict(zip(OUTPUTS, values, strict=True))
+    return {"probabilities": predictive.probs} | {name: getattr(predictive, name) for name in list(OUTPUTS)[1:]}
 
 
 def _worst(run: Runner, x: Tensor, expected: dict[str, Tensor]) -> dict[str, float]:
     """The largest difference between the file and torch, by output, relative above 1; inputs alone and in batches."""
     found = [torch.cat(parts) for parts in zip(*(run(part) for part in (x[:1], x[1:8], x[8:])), strict=True)]
-    return {
-        name: ((a - b).abs() / b.abs().clamp_min(1)).max().item()
-        for (name, b), a in zip(expected.items(), found, strict=True)
-    }
+    pairs = zip(expected.items(), found, strict=True)
+    return {name: ((a - b).abs() / b.abs().clamp_min(1)).max().item() for (name, b), a in pairs}
 
 
 def _first(error: Exception) -> str:
@@ -366,14 +359,11 @@ def _first(error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Torch's exporters warn of what nobody here can mend (a torchvision that is not installed, their own ways)."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(before)

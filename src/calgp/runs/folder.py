@@ -135,23 +135,26 @@ class RunFolder:
 
     def calibration(self) -> Calibration | None:
         """calibration.json; None if the run is not calibrated."""
-        return self._read("calibration.json", Calibration, "cannot be used", "calibrate")
+        return self._optional("calibration.json", Calibration, "calibrate")
 
     def write_calibration(self, found: Calibration) -> None:
         self._write_json("calibration.json", to_json(found), Calibration)
 
     def decisions(self) -> FittedDecisions | None:
         """decisions.json; None if nothing was decided."""
-        return self._read("decisions.json", FittedDecisions, "cannot be used", "decide")
+        return self._optional("decisions.json", FittedDecisions, "decide")
 
     def write_decisions(self, found: FittedDecisions) -> None:
         self._write_json("decisions.json", to_json(found), FittedDecisions)
 
-    def _read(self, name: str, kind: type[T], broken: str, command: str) -> T | None:
-        """A record of a file, None if there is none; of a broken one, the command that makes a new one."""
+    def _optional(self, name: str, kind: type[T], command: str) -> T | None:
+        return self._read(name, kind, "cannot be used", command) if is_file(self.path / name) else None
+
+    def _read(self, name: str, kind: type[T], broken: str, command: str) -> T:
+        """A record of a file; where it is none, what is wrong and the command that makes a new one."""
         path = self.path / name
         try:
-            return parse(kind, read_json(path)) if is_file(path) else None
+            return parse(kind, read_json(path))
         except CalgpError as error:
             raise CalgpError(
                 f"{path} {broken} ({str(error).rstrip('.')}); `calgp {command} {self.path}` makes a new one."
@@ -254,7 +257,8 @@ class RunFolder:
 
     def evaluation(self, source: str, calibrator: str | None = None) -> Evaluation | None:
         """What the run was found to be on a source with a calibrator or none; None if it was not evaluated so."""
-        return self._evaluation(self.scores_name(source, calibrator))
+        name = self.scores_name(source, calibrator)
+        return self._evaluation(name) if is_file(self.path / name) else None
 
     def scores_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
         return f"scores-{_result(source, calibrator, corruption)}.json"
@@ -264,9 +268,9 @@ class RunFolder:
 
     def _evaluations(self, *, corrupted: bool) -> list[Evaluation]:
         names = sorted(path.name for path in self.path.glob("scores-*.json"))
-        return [found for name in names if ("~" in name) == corrupted and (found := self._evaluation(name))]
+        return [self._evaluation(name) for name in names if ("~" in name) == corrupted]
 
-    def _evaluation(self, name: str) -> Evaluation | None:
+    def _evaluation(self, name: str) -> Evaluation:
         return self._read(name, Evaluation, "is damaged", "evaluate")
 
     def _write_json(self, name: str, data: Mapping[str, Json], kind: type) -> None:
@@ -326,6 +330,12 @@ def open_folder(path: str | os.PathLike[str]) -> RunFolder:
     ('digits', 'mine')
     """
     return shipped_run() if str(path) == "shipped" and not Path(path).exists() else RunFolder(path)
+
+
+def check_new(path: Path) -> None:
+    """Refuse a folder that holds anything."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
 
 
 def evaluation_data(found: Evaluation) -> dict[str, Json]:

@@ -45,7 +45,7 @@ def _pixels(image: ImageLike, task: Task) -> tuple[list[str] | None, Tensor]:
     if isinstance(image, np.ndarray | Tensor):
         return None, _from_array(image, task)
     raise CalgpError(
-        f"Invalid image {short_repr(image)}: must be a file, a folder, a Pillow image, an array or tensor."
+        f"Invalid image {short_repr(image)}: must be a file, a folder, a Pillow image, an array or a tensor."
     )
 
 
@@ -95,11 +95,8 @@ def image_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise CalgpError(f"{path} does not exist; give image files, or folders of them.")
-    found = sorted(
-        file
-        for file in path.rglob("*")
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
-    )
+    images = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    found = sorted(file for file in images if not file.name.startswith("."))
     if not found:
         raise CalgpError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}).")
     return found

@@ -70,9 +70,7 @@ def out_of_distribution(
         if name in own:
             intervals = metrics.bootstrap_ood(own[name], outside, resamples=RESAMPLES, seed=seed)
             ends = {key: (each.low.item(), each.high.item()) for key, each in intervals.items()}
-            found[name] = OutOfDistribution(
-                **{k: Number(each.estimate.item(), ends[k]) for k, each in intervals.items()}
-            )
+            found[name] = OutOfDistribution(**{k: Number(one.estimate.item(), ends[k]) for k, one in intervals.items()})
     return found
 
 

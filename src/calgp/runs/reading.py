@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as hooked
 from torch.overrides import TorchFunctionMode
 
 from calgp.errors import CalgpError, short_repr
@@ -47,6 +45,7 @@ OPTIMISER_STATE = {  # of a parameter
     "adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}, "muon": {"step", "momentum_buffer"},
 }  # fmt: skip
 ADVICE = "copy it again or train again"
+MALFORMED = (LookupError, TypeError, AttributeError, EOFError, zlib.error)  # of content that is not as it was written
 
 
 class Stored(NamedTuple):
@@ -77,8 +76,9 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
     """What goes wrong in reading a file, as one clear sentence."""
     try:
         yield
-    except (OSError, ValueError, RecursionError, SafetensorError, CalgpError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, CalgpError, *MALFORMED) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        why = f"a part of it is not as it is written: {error!r}" if isinstance(error, MALFORMED) else why
         raise CalgpError(f"{path} cannot be read ({why[:300]}); {ADVICE}.") from None
 
 
@@ -261,7 +261,8 @@ def _counting(most: int) -> Iterator[None]:
         if taken > most:
             raise CalgpError(f"run.json describes a model of more than {most} tensors, its file has far fewer.")
 
-    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    hooks = [hooked.register_module_parameter_registration_hook(count)]
+    hooks.append(hooked.register_module_buffer_registration_hook(count))
     try:
         yield
     finally:

@@ -71,20 +71,14 @@ class SerialEngine(Engine):
     def run(self, work, tasks, *, ended, watch) -> None:
         for task in tasks:
             watch([RunningTask(task, 0.0)])
-
-            def share(part: float, task: Any = task) -> None:
-                watch([RunningTask(task, part)])
-
-            ended(task, _attempt(work, task, share))
+            ended(task, _attempt(work, task, lambda share, task=task: watch([RunningTask(task, share)])))
 
 
 @dataclass(frozen=True)
 class Processes(Engine):
     """Several tasks at a time, each in a process of one thread; one that dies is replaced, its task done again.
 
-    joblib 1.6 (loky) was tried in its place (results/notes/scaling.md). A worker that the system kills ends all there:
-    TerminatedWorkerError, with the results of none of six tasks, where the same kill costs one repetition here. SIGINT
-    to the command alone kills its workers before they save; a task cannot say how far it is.
+    joblib was tried in its place: a worker that the system kills ends all tasks there (results/notes/scaling.md).
     """
 
     jobs: int

@@ -14,15 +14,14 @@ from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, NumericalError
 from calgp.nets import Task, program_features, standardisers
 from calgp.run import Run
+from calgp.runs import Card, Interrupted, RunFolder, TrainingData, on_first, score
 from calgp.runs.build import build
-from calgp.runs.card import Card
 from calgp.runs.environment import Environment, environment, training_arithmetic
-from calgp.runs.evaluation import score
-from calgp.runs.failures import Interrupted, interruptible, require_finite
-from calgp.runs.folder import CHECKPOINT, RunFolder
-from calgp.runs.ranks import on_first, same_buffers, summed
+from calgp.runs.failures import interruptible, require_finite
+from calgp.runs.folder import CHECKPOINT
+from calgp.runs.ranks import same_buffers, summed
 from calgp.runs.results import Checkpoint, HoldoutRecord, NoteRecord, TrainRecord
-from calgp.runs.training_data import TrainingData, class_weights
+from calgp.runs.training_data import class_weights
 from calgp.training.checkpoint import EarlyStopping, LoadedCheckpoint, save_checkpoint
 from calgp.training.defaults import task_of
 from calgp.training.fine_tune import train_head

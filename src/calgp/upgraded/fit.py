@@ -118,9 +118,7 @@ def _parted(held: Collected, share: float, seed: int, *, decides: bool) -> tuple
     order = torch.randperm(len(held.y), generator=torch.Generator().manual_seed(seed))
     fitting, deciding = (held.take(rows) for rows in order.tensor_split([max(1, round(share * len(held.y)))]))
     if decides and not len(deciding.y):
-        raise CalgpError(
-            f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets; hold out more."
-        )
+        raise CalgpError(f"share={share:g} leaves none of {len(held.y)} held-out images to decide on; hold out more.")
     return fitting, deciding
 
 
