@@ -144,7 +144,10 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             tensors = load_file(path)
             return {k: (v.float() if v.is_floating_point() else v).numpy() for k, v in tensors.items()}
         found: Any = np.load(path, allow_pickle=False)
-        return {"X": found} if isinstance(found, np.ndarray) else dict(found)
+        if isinstance(found, np.ndarray):
+            return {"X": found}
+        with found as file:
+            return dict(file)
     except CalgpError:
         raise
     except Exception as error:  # NumPy and zipfile raise nearly everything on damaged files

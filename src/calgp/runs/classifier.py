@@ -26,7 +26,7 @@ from calgp.runs.decision_metrics import decide_on
 from calgp.runs.description import to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import arithmetic
-from calgp.runs.evaluation import batches, columns_of, over_ranks, predict_on_cpu
+from calgp.runs.evaluation import batches, columns_of, over_ranks, predict_on_cpu, test_images
 from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on, with_caution
 from calgp.runs.fit_decisions import fit_decisions, not_calibrated_on, uniform_of, warning
@@ -251,8 +251,7 @@ class Classifier:
         self, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
     ) -> Images:
         """The test part of a source, in the form that the run takes; `convert` brings any other into it."""
-        form = {"directory": directory, "convert": convert, "skip_unreadable": skip_unreadable}
-        return evaluations.test_images(self.card, source, **form)
+        return test_images(self.card, source, directory=directory, convert=convert, skip_unreadable=skip_unreadable)
 
     def held_out_images(self, directory: Path | None = None) -> Images:
         """The images of the run's source that it was not trained on."""

@@ -110,7 +110,9 @@ class Deployable(Exportable):
         model = cast(Model, freeze(copy.deepcopy(model).cpu().eval()))
         model.sites()
         self.model, self.calibrator, self.outliers = model, calibrator, outliers
-        draws = _draws(model, image, how, seed)
+        draws: dict[tuple[int, int], Tensor] = {}  # for the image in row 0, by site and size
+        with torch.no_grad():
+            _log_probs(model, torch.zeros(1, *image), how, draws, seed)
         self.how = how if draws else replace(how, count=1)
         self.step = 0.0 if outliers is None else outliers.score.step
         self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
@@ -132,14 +134,6 @@ class Deployable(Exportable):
 def _log_probs(model: Model, x: Tensor, how: Passes, kept: dict[tuple[int, int], Tensor], seed: int = 0) -> Tensor:
     rows = torch.zeros_like(x[:, 0, 0, 0], dtype=torch.long)
     return draw(model, model.stem(x), how.noise(seed, 0, how.count, rows)._replace(kept=kept))
-
-
-@torch.no_grad()
-def _draws(model: Model, image: tuple[int, int, int], how: Passes, seed: int) -> dict[tuple[int, int], Tensor]:
-    """All that is drawn for the image in row 0, by site and size."""
-    kept: dict[tuple[int, int], Tensor] = {}
-    _log_probs(model, torch.zeros(1, *image), how, kept, seed)
-    return kept
 
 
 def _pack(z: Tensor) -> nn.Module:

@@ -162,8 +162,12 @@ class RunFolder:
 
     def checkpoint(self, card: Card) -> tuple[dict[str, Tensor], Checkpoint]:
         """The tensors of the checkpoint, and how far it is."""
-        state = self.check_checkpoint(card)
-        tensors = read_tensors(self.path / CHECKPOINT)
+        path = self.path / CHECKPOINT
+        header = read_header(path)
+        state = reading.check_checkpoint(
+            card.run, card.task, header, path, steps=card.run.total_steps(card.train_images)
+        )
+        tensors = read_tensors(path, header)
         older.check_resumable(tensors)
         return older.whiten(tensors), state
 

@@ -217,7 +217,7 @@ def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[
         for name, values in tensors.items():
             wide = name in ("log_probs", "spread", "sets")
             if n < 1 or values.shape != ((n, classes) if wide else (n,)):
-                raise ValueError(f"{short_repr(name)} has the shape {list(values.shape)}, not a row an image of {n}")
+                raise ValueError(f"{short_repr(name)} has the shape {list(values.shape)}, not a row for each image")
             if name in kinds and values.dtype != kinds[name]:
                 raise ValueError(f"{short_repr(name)} is of {values.dtype}, expected {kinds[name]}")
             if name in ("log_probs", "spread", *floats) and not values.is_floating_point():

@@ -105,7 +105,8 @@ def _compare(
     probability = _largest(made, stored)
     if old == new and all(name in made and value.equal(made[name]) for name, value in stored.items()):
         return Check(what, "same bits", "", probability, score)
-    if score > PROBABILITY + 2 / before.n or (probability is not None and probability > PROBABILITY):
+    within = score <= PROBABILITY + 2 / before.n and (probability is None or probability <= PROBABILITY)
+    if not within:  # also when a difference is NaN
         return Check(what, "differs", "beyond the tolerance", probability, score)
     if before.environment == now.environment:
         return Check(what, "differs", "the same versions, threads and processor gave other bits", probability, score)

@@ -130,7 +130,8 @@ def predict_shards(
     )  # fmt: skip
 
     def content(number: int) -> ImageFiles:
-        return files.only(torch.arange(len(files.names))[wanted.slice_of(number)])
+        rows = wanted.slice_of(number)
+        return files.only(torch.arange(rows.start, rows.stop))
 
     work = PredictShard(run, wanted, folder.absolute())
     return make_shards(folder, wanted, work, content, engine=engine, watch=watch)

@@ -198,10 +198,9 @@ def _begin(folder: Path, wanted: M) -> M:
                 f"Invalid --out {folder}: it holds {wanted.holds} with other {what} ({str(begun)[:80]}, now "
                 f"{str(asked)[:80]}); choose another folder, or remove this one."
             )
-    named = {folder / there.shard_name(number): each for number, each in enumerate(there.shards[: there.shard_count])}
-    intact = tuple(shard if _is_intact(path, shard) else None for path, shard in named.items())
-    return replace(there, shards=intact)  # type: ignore[type-var]
-
-
-def _is_intact(path: Path, shard: Shard | None) -> bool:
-    return shard is not None and is_file(path) and sha256(path) == shard.sha256
+    kept = list(there.shards[: there.shard_count])
+    for number, shard in enumerate(kept):
+        path = folder / there.shard_name(number)
+        if shard is not None and (not is_file(path) or sha256(path) != shard.sha256):
+            kept[number] = None  # it is made again
+    return replace(there, shards=tuple(kept))  # type: ignore[type-var]
