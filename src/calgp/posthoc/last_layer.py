@@ -182,8 +182,10 @@ def _fit_kronecker(layer: _Layer, precision: float | None) -> KroneckerLaplace:
     (class_values, class_vectors), (values, vectors) = (torch.linalg.eigh(each) for each in (of_classes, of_features))
     class_values, values = class_values.clamp_min(0), values.clamp_min(0)
     precision, log_evidence = layer.settle((class_values[:, None] * values).flatten(), precision)
-    factors = (each.to(layer.c.dtype) for each in (class_vectors, class_values, vectors, values))
-    return KroneckerLaplace(*factors, precision, log_evidence)
+    dtype = layer.c.dtype
+    return KroneckerLaplace(
+        class_vectors.to(dtype), class_values.to(dtype), vectors.to(dtype), values.to(dtype), precision, log_evidence
+    )
 
 
 def best_precision(eigenvalues: Float[Tensor, "P"], squared: float) -> float:
