@@ -1,6 +1,6 @@
 """Inputs with labels, in whatever form somebody's own network has them: pairs, loaders, data sets, images."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -68,8 +68,7 @@ def batches_of(data: Data) -> Iterator[tuple[Tensor, Any]]:
         yield from ((x, None) for x in data.split(BATCH))
         return
     data = _pair(data) if isinstance(data, Mapping) else data
-    arrays = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], ARRAYS)
-    if arrays and isinstance(data[1], (*ARRAYS, list)):  # inputs and their labels, not two batches
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_pair(data):
         x, y = torch.as_tensor(data[0]), _labels(data[1])
         if len(x) != len(y):
             raise CalgpError(f"There are {len(x)} inputs and {len(y)} labels.")
@@ -94,6 +93,11 @@ def _collated(data: Dataset[Any]) -> Iterator[Any]:
             f"Samples of the data set do not make a batch ({one_line(error)}). They must be tensors of one size: give "
             "it a transform, such as torchvision.transforms.ToTensor()."
         ) from None
+
+
+def _is_pair(data: Sequence[Any]) -> bool:
+    """Whether it is inputs and their labels, not two batches."""
+    return isinstance(data[0], ARRAYS) and isinstance(data[1], (*ARRAYS, list))
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
