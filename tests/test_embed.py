@@ -20,7 +20,7 @@ from calgp import GPClassifier, cli
 from calgp.data import load
 from calgp.data.original import open_original
 from calgp.embeddings import load_embeddings
-from calgp.embeddings.cache import MANIFEST, read_manifest, shard_name, write_shard
+from calgp.embeddings.cache import MANIFEST, Manifest, read_manifest, write_shard
 from calgp.embeddings.embed import EmbedOptions, embed
 from calgp.errors import CalgpError
 from calgp.nets.pretrained import find_network
@@ -162,7 +162,7 @@ test_embed.run("killed", watch=lambda more, total: test_embed.kill_in(Path("kill
 def kill_in(folder, shards):
     """SIGKILL to this process once so many shards are there, with half of another one beside them."""
     if len(read_manifest(folder).shards) == shards:
-        (folder / shard_name(shards)).write_bytes(b"half a shard")
+        (folder / Manifest.file.format(shards)).write_bytes(b"half a shard")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -198,14 +198,14 @@ def test_a_killed_process_goes_on_to_the_same_bytes(photos, monkeypatch):
 def test_a_damaged_shard_is_refused_and_made_again(photos):
     run("vectors")
     whole = content("vectors")
-    damaged = bytearray(whole[shard_name(1)])
+    damaged = bytearray(whole[Manifest.file.format(1)])
     damaged[-200] ^= 1
-    Path("vectors", shard_name(1)).write_bytes(damaged)
+    Path("vectors", Manifest.file.format(1)).write_bytes(damaged)
     with pytest.raises(CalgpError, match=r"000001\.safetensors is missing or damaged"):
         load_embeddings("vectors")
     run("vectors")
     assert content("vectors") == whole
-    Path("vectors", shard_name(2)).unlink()
+    Path("vectors", Manifest.file.format(2)).unlink()
     with pytest.raises(CalgpError, match=r"000002\.safetensors is missing or damaged"):
         load_embeddings("vectors")
 

@@ -17,7 +17,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from calgp import CalgpError, GPClassifier, Predictive
 from calgp.embeddings import Inputs
-from calgp.embeddings.hyperparameters import _climb, _folds
+from calgp.embeddings.hyperparameters import _climb
+from calgp.posthoc.checks import stratified_folds
 from calgp.posthoc.outliers import OUTLIER_SCORES, Density
 
 DIGITS, LABELS = load_digits(return_X_y=True)
@@ -233,7 +234,7 @@ def test_inputs_are_scikit_learns_standardised_ones():
 
 def test_folds_leave_out_each_row_once_and_about_the_same_of_each_class():
     y = torch.tensor([0] * 50 + [1] * 23 + [2] * 1)
-    folds = torch.stack(_folds(y, 5))
+    folds = torch.stack(stratified_folds(y, 5))
     assert folds.sum(0).eq(1).all()
     for label, size in ((0, 10), (1, 23 / 5)):
         counts = folds[:, y == label].sum(1)

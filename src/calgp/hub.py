@@ -76,17 +76,16 @@ def pull(repo: str, target: str | Path | None = None, *, revision: str | None = 
     _check_names(hub, repo, revision)
     target = Path("runs", repo.partition("/")[2]) if target is None else Path(target)
     check_new(target)
-    try:
-        return unpack(_download(hub, repo, revision), target)
-    except Damaged:  # the copy in the cache may be at fault, not the one on the Hub
-        file = _download(hub, repo, revision, force_download=True)
-    try:
-        return unpack(file, target)
-    except Damaged as error:
-        raise CalgpError(
-            f"The file {FILE} of {repo} is not what `calgp push` wrote ({error.why}): it was changed, or is damaged. "
-            "Ask its owner, or pull an earlier commit with --revision. Nothing was written."
-        ) from None
+    why = ""
+    for again in (False, True):  # the copy in the cache may be at fault, not the one on the Hub
+        try:
+            return unpack(_download(hub, repo, revision, force_download=again), target)
+        except Damaged as error:
+            why = error.why
+    raise CalgpError(
+        f"The file {FILE} of {repo} is not what `calgp push` wrote ({why}): it was changed, or is damaged. Ask its "
+        "owner, or pull an earlier commit with --revision. Nothing was written."
+    )
 
 
 def _client() -> Any:
@@ -112,9 +111,7 @@ def _check_names(hub: Any, repo: str, revision: str | None) -> None:
     if revision is not None and not re.fullmatch(r"(?![-/.])[\w./-]{1,200}", revision, re.ASCII):
         raise CalgpError(f"Invalid revision {short_repr(revision)}: must be a branch, a tag or a commit, such as main.")
     token = hub.get_token()
-    if token is not None and not re.fullmatch(
-        r"[!-~]+", token
-    ):  # a header could not hold it, and its error would show it
+    if token is not None and not re.fullmatch(r"[!-~]+", token):  # no header could hold it; its error would show it
         raise CalgpError(f"The token for the Hub has characters that no token has; {LOGIN} again.")
 
 
@@ -159,9 +156,7 @@ def _user_error(hub: Any, error: Any, repo: str, revision: str | None, what: str
         return CalgpError(f"No permission to {what} {repo} on {place}; {LOGIN}: a token that may do it.")
     if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
         cache = hub.constants.HF_HUB_CACHE
-        return CalgpError(
-            f"Cannot write in {cache}: {error.strerror}. Make room, or choose another folder with HF_HOME."
-        )
+        return CalgpError(f"Cannot write in {cache}: {error.strerror}. Make room, or choose another HF_HOME.")
     said = printable(" ".join(str(error).split()))[:300].rstrip(".")
     if status is not None:
         return CalgpError(f"{place} refuses to {what} {repo}: {said}. Try again later, or look at {place}/{repo}.")

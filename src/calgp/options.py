@@ -187,9 +187,8 @@ class Option:
         several = ", with commas between several" if any(many for _, many in _alternatives(self.type)) else ""
         example = self.about.example if self.default in (None, (), ...) else self.default
         such = "" if example is None else f", such as {_text(example)}"
-        return CalgpError(
-            f"Invalid {name}={short_repr(value)}: must be {_requirement(self.type)}{limits}{several}{such}."
-        )
+        must = f"{_requirement(self.type)}{limits}{several}{such}"
+        return CalgpError(f"Invalid {name}={short_repr(value)}: must be {must}.")
 
 
 @functools.cache

@@ -167,9 +167,7 @@ class Run:
                 "--holdout 0.1."
             )
         if self.patience and not self.holdout:
-            raise CalgpError(
-                f"Invalid patience={self.patience}: early stopping needs held-out images, such as --holdout 0.1."
-            )
+            raise CalgpError(f"Invalid patience={self.patience}: early stopping needs held-out images: --holdout 0.1.")
         if isinstance(self.class_weights, tuple) and not sum(self.class_weights):
             raise CalgpError(f"Invalid class_weights={self.class_weights}: must not be all 0.")
 

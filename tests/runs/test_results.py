@@ -461,4 +461,4 @@ def test_a_calibration_gives_its_calibrator(evaluated):
 
 def test_what_a_command_prints_is_what_the_file_holds(evaluated):
     for found in evaluated.evaluations():
-        assert evaluation_data(found) == json.loads((evaluated.path / evaluated.result_name(found)).read_text())
+        assert evaluation_data(found) == json.loads((evaluated.path / evaluated.scores_name(*found.named)).read_text())

@@ -18,33 +18,12 @@ from calgp.posthoc.decisions import keyed_uniform
 from calgp.posthoc.last_layer import UncertaintyScaling, log_odds_variance
 from calgp.upgraded import UpgradedClassifier
 
-CLASSES = 3
-
-
-def blobs(n, seed, *, noise=1.0):
-    """Three Gaussians in ten dimensions that overlap."""
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(CLASSES, (n,), generator=g)
-    return 1.2 * F.one_hot(y, 10).float() + noise * torch.randn(n, 10, generator=g), y
+from .conftest import CLASSES, blobs
 
 
 def outside(n, seed=9):
     """What was never seen: far from all three."""
     return blobs(n, seed)[0] - 4
-
-
-@pytest.fixture(scope="module")
-def network():
-    """Trained on 300 points until it is certain of all of them: over-confident."""
-    torch.manual_seed(0)
-    x, y = blobs(300, 0)
-    found = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, CLASSES))
-    optimiser = torch.optim.Adam(found.parameters(), lr=1e-2)
-    for _ in range(300):
-        optimiser.zero_grad()
-        F.cross_entropy(found(x), y).backward()
-        optimiser.step()
-    return found.eval()
 
 
 @pytest.fixture(scope="module")

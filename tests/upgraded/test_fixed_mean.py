@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import calgp
 import reference
@@ -16,7 +15,7 @@ from calgp.upgraded import UpgradedClassifier, fixed_mean
 from calgp.upgraded.fixed_mean import FixedMeanGP, candidates
 from folders import exported
 
-CLASSES = 3
+from .conftest import blobs
 
 
 def problem(n=40, d=3, seed=0):
@@ -100,27 +99,6 @@ def test_a_feature_that_never_changes_and_data_without_distances_do_no_harm(monk
     c = torch.cat([torch.ones(30, 1), torch.zeros(30, 1)], 1)
     for gp in candidates(c, torch.zeros(30, 2)):
         assert variance(gp, torch.tensor([[1.0, 0.0], [9.0, 9.0]])).isfinite().all()
-
-
-def blobs(n, seed):
-    """Three Gaussians in ten dimensions that overlap."""
-    g = torch.Generator().manual_seed(seed)
-    y = torch.randint(CLASSES, (n,), generator=g)
-    return 1.2 * F.one_hot(y, 10).float() + torch.randn(n, 10, generator=g), y
-
-
-@pytest.fixture(scope="module")
-def network():
-    """Trained on 300 points until it is certain of all of them: over-confident."""
-    torch.manual_seed(0)
-    x, y = blobs(300, 0)
-    found = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, CLASSES))
-    optimiser = torch.optim.Adam(found.parameters(), lr=1e-2)
-    for _ in range(300):
-        optimiser.zero_grad()
-        F.cross_entropy(found(x), y).backward()
-        optimiser.step()
-    return found.eval()
 
 
 @pytest.fixture(scope="module")

@@ -74,10 +74,6 @@ class Embeddings(NamedTuple):
     classes: tuple[str, ...]
 
 
-def shard_name(number: int) -> str:
-    return Manifest.file.format(number)
-
-
 def read_manifest(folder: Path) -> Manifest:
     """manifest.json, checked."""
     return shards.read_manifest(folder, Manifest)
@@ -86,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
 def write_shard(folder: Path, number: int, x: Tensor, y: Tensor) -> None:
     """Write the file of a shard; it counts when the manifest names it."""
     with wrap_os_errors(folder):
-        write_whole(folder / shard_name(number), save({"X": x.contiguous(), "y": y.contiguous()}))
+        write_whole(folder / Manifest.file.format(number), save({"X": x.contiguous(), "y": y.contiguous()}))
 
 
 def load_embeddings(path: Path | str) -> Embeddings:
@@ -102,9 +98,7 @@ def load_embeddings(path: Path | str) -> Embeddings:
     if not path.is_file():
         raise path_error("file or folder of embeddings", path)
     if path.suffix.lower() not in ENDINGS:
-        raise CalgpError(
-            f"Invalid embeddings {path}: must be a folder that `calgp embed` has made, or a file {', '.join(ENDINGS)}."
-        )
+        raise CalgpError(f"Invalid embeddings {path}: must be a folder of `calgp embed` or a {', '.join(ENDINGS)}.")
     arrays = _arrays(path)
     x = next((arrays[name] for name in VECTORS if name in arrays), None)
     if x is None or x.ndim != 2 or x.dtype.kind not in "fiu" or not x.size:
@@ -127,7 +121,7 @@ def _load_folder(folder: Path) -> Embeddings:
         )
     xs, ys = [], []
     for number, shard in enumerate(manifest.shards):
-        path, rows = folder / shard_name(number), manifest.rows_of(number)
+        path, rows = folder / manifest.shard_name(number), manifest.rows_of(number)
         wanted = {"X": Stored(torch.float32, (rows, manifest.width)), "y": Stored(torch.int64, (rows,))}
         whole = is_file(path) and read_header(path).tensors == wanted
         if shard is None or not whole or sha256(path) != shard.sha256:
@@ -153,7 +147,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         if isinstance(found, np.ndarray):
             return {"X": found}
         with found as file:
-            return {name: file[name] for name in file.files}
+            return dict(file)
     except CalgpError:
         raise
     except Exception as error:  # NumPy and zipfile raise nearly everything on damaged files
@@ -188,7 +182,5 @@ def _labels(
         values, numbers = np.unique(y, return_inverse=True)
         return numbers.astype(np.int64), tuple(str(each) for each in values)
     if y.dtype.kind == "U" or names.ndim != 1 or not 0 <= int(y.min()) <= int(y.max()) < len(names):
-        raise CalgpError(
-            f"{path} must have labels y from 0 to {names.size - 1}, as it has {names.size} names of classes."
-        )
+        raise CalgpError(f"{path} must have labels y from 0 to {names.size - 1}, as it has {names.size} classes.")
     return y.astype(np.int64), tuple(str(each) for each in names)

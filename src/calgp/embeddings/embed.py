@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,9 @@ class EmbedOptions:
         worker_count(self.workers)
 
 
-@dataclass(frozen=True, eq=False)
-class ResizedRows:
+def resized_rows(preprocessing: Preprocessing, images: OriginalImages, rows: slice) -> Tensor:
     """Rows of images as a network wants them, uint8: what worker processes read."""
-
-    preprocessing: Preprocessing
-    images: OriginalImages
-
-    def __call__(self, rows: slice) -> Tensor:
-        return torch.stack([self.preprocessing.resized(image) for image in self.images.read(rows)])
+    return torch.stack([preprocessing.resized(image) for image in images.read(rows)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +65,11 @@ class EmbedShard:
     def __call__(self, task: ShardTask[OriginalImages], *, watch: Callable[[float], None]) -> None:
         extractor = self.extractor or _opened(self.asked, self.manifest.made_by, self.device)
         images, features = task.content, list[Tensor]()
-        read = ResizedRows(extractor.preprocessing, images)
-        for rows, batch in prefetch(read, _batches(len(images), self.manifest.batch_size), self.workers):
+        read, size = functools.partial(resized_rows, extractor.preprocessing, images), self.manifest.batch_size
+        batches = (slice(first, first + size) for first in range(0, len(images), size))
+        for _, batch in prefetch(read, batches, self.workers):
             features.append(extractor.features(batch))
-            watch(rows.stop / len(images))
+            watch(sum(map(len, features)) / len(images))
         x, first = torch.cat(features), self.manifest.slice_of(task.number).start
         if not x.isfinite().all():
             raise CalgpError(
@@ -105,11 +100,7 @@ def embed(
         len(images), extractor.width, images.classes, options.rows_per_shard, options.batch_size,
     )  # fmt: skip
     work = EmbedShard(extractor.asked, wanted, folder, options.device, extractor, worker_count(options.workers))
-
-    def content(number: int) -> OriginalImages:
-        return images.only(wanted.slice_of(number))
-
-    return make_shards(folder, wanted, work, content, engine=engine, watch=watch)
+    return make_shards(folder, wanted, work, lambda k: images.only(wanted.slice_of(k)), engine=engine, watch=watch)
 
 
 def cache_name(extractor: FeatureExtractor, images: OriginalImages, source: str) -> str:
@@ -130,7 +121,3 @@ def _opened(asked: NetworkRequest, made_by: MadeBy, device: str) -> FeatureExtra
                 "all machines the same files and the same versions of the packages."
             )
     return found.to(open_device(device).device)
-
-
-def _batches(rows: int, size: int) -> Iterator[slice]:
-    return (slice(first, min(first + size, rows)) for first in range(0, rows, size))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from calgp.embeddings.prediction import log_average, numbers
 from calgp.gp import Latent
 from calgp.gp.laplace_softmax import Basis, Mode, VectorGP, VectorKernel, find_mode, weight_root, weight_variance
 from calgp.posthoc.calibration import Temperature
+from calgp.posthoc.checks import stratified_folds
 
 SEARCHED, SEARCHED_CLASSES = 1000, 100  # training rows on which kernels are compared, and classes of them at most
 MIDDLE = 6000  # training rows on which they are compared again, if there are so many
@@ -64,7 +64,7 @@ def search(x: Tensor, y: Tensor, classes: int) -> tuple[Choice, tuple[Choice, ..
                 return each.mnll
         _, phi = Basis.exact(kernel, Inputs.fit(transform, x)(x))
         first = tried[-1].variance if tried else 10.0
-        variance, mnll = _best_variance(_split(phi, y, _folds(y, SEARCH_FOLDS)), classes, first)
+        variance, mnll = _best_variance(phi, y, stratified_folds(y, SEARCH_FOLDS), classes, first)
         tried.append(Choice(transform, kernel, variance, mnll))
         return mnll
 
@@ -90,8 +90,8 @@ def search_further(x: Tensor, y: Tensor, classes: int, tried: Sequence[Choice], 
     def score(kernel: VectorKernel) -> float:
         if kernel not in again:
             _, phi = Basis.of(kernel, inputs, u)
-            split = _Split(phi[:kept], y[:kept], phi[kept:], y[kept:])
-            variance, mnll = _best_variance([split], classes, (list(again.values()) or [bent])[-1].variance)
+            out = torch.arange(len(y)) >= kept
+            variance, mnll = _best_variance(phi, y, [out], classes, (list(again.values()) or [bent])[-1].variance)
             again[kernel] = Choice(found.transform, kernel, variance, mnll)
         return again[kernel].mnll or 0.0
 
@@ -130,38 +130,17 @@ def _climb(values: tuple[float, ...], first: float, score: Callable[[float], flo
     return values[place]
 
 
-def _folds(y: Tensor, count: int) -> list[Tensor]:
-    """Which rows each fold leaves out (bool [N]): of each class about the same share."""
-    number = torch.empty_like(y)
-    number[y.argsort(stable=True)] = torch.arange(len(y)) % count
-    return [number == fold for fold in range(count)]
-
-
-class _Split(NamedTuple):
-    """Rows that teach, and rows that are left out, with their labels."""
-
-    phi: Tensor
-    y: Tensor
-    out: Tensor
-    out_y: Tensor
-
-
-def _split(phi: Tensor, y: Tensor, folds: list[Tensor]) -> list[_Split]:
-    return [_Split(phi[~fold], y[~fold], phi[fold], y[fold]) for fold in folds]
-
-
-def _best_variance(splits: list[_Split], classes: int, first: float) -> tuple[float, float]:
+def _best_variance(phi: Tensor, y: Tensor, folds: list[Tensor], classes: int, first: float) -> tuple[float, float]:
     """σ² and the mean negative log-likelihood of left-out rows at the mode, at its best temperature."""
-    order = torch.cat([split.out_y for split in splits])
-    modes: list[Mode | None] = [None] * len(splits)
+    order = torch.cat([y[fold] for fold in folds])
+    teaching = [(phi[~fold], y[~fold]) for fold in folds]
+    modes: list[Mode | None] = [None] * len(folds)
     found: dict[float, float] = {}
 
     def score(variance: float) -> float:
-        for place, (phi, y, _, _) in enumerate(splits):
-            modes[place] = find_mode(phi, y, classes, variance, start=modes[place], tolerance=ROUGHLY)
-        log_probs = torch.cat(
-            [mode(split.out).log_softmax(1) for mode, split in zip(modes, splits, strict=True) if mode]
-        )
+        for place, rows in enumerate(teaching):
+            modes[place] = find_mode(*rows, classes, variance, start=modes[place], tolerance=ROUGHLY)
+        log_probs = torch.cat([mode(phi[fold]).log_softmax(1) for mode, fold in zip(modes, folds, strict=True) if mode])
         found[variance] = _mnll((log_probs / _temperature(log_probs, order)).log_softmax(1), order)
         return found[variance]
 
@@ -177,15 +156,13 @@ def cross_validate(phi: Tensor, y: Tensor, classes: int, found: Choice) -> tuple
     if len(y) < FEWEST:
         mode = find_mode(phi, y, classes, found.variance)
         return found, _entropy(mode(phi).log_softmax(1))
-    folds = _folds(y, FOLDS)
-    variance, _ = _best_variance(_split(phi, y, folds), classes, found.variance)
+    folds = stratified_folds(y, FOLDS)
+    variance, _ = _best_variance(phi, y, folds, classes, found.variance)
     mean, spread = phi.new_empty(len(y), classes), phi.new_empty(len(y))
     for fold in folds:
         mode = find_mode(phi[~fold], y[~fold], classes, variance)
-        mean[fold], spread[fold] = (
-            mode(phi[fold]),
-            weight_variance(phi[fold], weight_root(phi[~fold], mode, variance)),
-        )
+        mean[fold] = mode(phi[fold])
+        spread[fold] = weight_variance(phi[fold], weight_root(phi[~fold], mode, variance))
     return _calibrated(replace(found, variance=variance), mean, spread, y)
 
 
@@ -204,9 +181,8 @@ def hold_out(
         mode = find_mode(phi[:kept], y[:kept], classes, variance, start=near, root=root, tolerance=NEARLY)
         process = VectorGP.fit(basis, phi[:kept], mode, variance)
         latents = [process.latent(part) for part in parts(u[kept:], len(basis.inducing))]
-        mean, spread = (
-            torch.cat(each) for each in zip(*((p.mean[0], p.marginal_variance[0, :, 0]) for p in latents), strict=True)
-        )
+        mean = torch.cat([each.mean[0] for each in latents])
+        spread = torch.cat([each.marginal_variance[0, :, 0] for each in latents])
         choice, some = replace(found, variance=variance), slice(kept, kept + COMPARED)
         tried, _ = _calibrated(choice, mean[:COMPARED], spread[:COMPARED], y[some])
         return tried.mnll or 0.0, choice, mean, spread, process

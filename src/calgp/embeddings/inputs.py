@@ -30,10 +30,9 @@ class Inputs:
 
     @staticmethod
     def fit(transform: str, x: Tensor) -> "Inputs":
-        mean = torch.stack([TRANSFORMS[transform](part).double().sum(0) for part in parts(x, x.shape[1])]).sum(0) / len(
-            x
-        )
-        squares = [(TRANSFORMS[transform](part) - mean).square().sum(0) for part in parts(x, x.shape[1])]
+        change, some = TRANSFORMS[transform], parts(x, x.shape[1])
+        mean = torch.stack([change(part).double().sum(0) for part in some]).sum(0) / len(x)
+        squares = [(change(part) - mean).square().sum(0) for part in some]
         deviation = (torch.stack(squares).sum(0) / len(x)).sqrt()
         scale = torch.where(deviation <= 1e-6 * mean.abs(), torch.ones_like(deviation), deviation)  # one never changes
         return Inputs(transform, mean, scale.where(scale > 0, torch.ones_like(scale)) * math.sqrt(x.shape[1]))

@@ -22,12 +22,11 @@ from calgp.gp import Batch, Engine, Passes, Predictive
 from calgp.methods import METHODS
 from calgp.nets import Task, Wrapped
 from calgp.run import Run
-from calgp.runs.card import Card, Vectors
-from calgp.runs.classifier import Classifier
+from calgp.runs import Card, Classifier, Exported, Prediction, RunFolder
+from calgp.runs.card import Vectors
 from calgp.runs.environment import environment
-from calgp.runs.export import Exported, Target
-from calgp.runs.folder import RunFolder
-from calgp.runs.prediction import Prediction
+from calgp.runs.export import Target
+from calgp.runs.folder import check_new
 
 MODEL, SCHEME = "model.safetensors", "embeddings:"
 TEST_SHARE = 0.2  # of the rows, where there are no others to test on
@@ -38,6 +37,8 @@ class VectorRun(Classifier):
 
     Its source, such as embeddings:photos.npz, is a file or a folder of `calgp embed`.
     """
+
+    maskless = "A GPClassifier"
 
     def __init__(self, classifier: GPClassifier, card: Card, **options: Any) -> None:
         place = nn.ParameterList([torch.zeros(())])  # on the CPU, in float32: where and how embeddings are read
@@ -51,18 +52,11 @@ class VectorRun(Classifier):
         """From the files of a folder, whose card has been read."""
         classifier = GPClassifier.load(folder.path / MODEL)
         if tuple(map(str, classifier.classes_)) != card.classes or classifier.n_features_in_ != card.task.height:
-            raise CalgpError(
-                f"{folder.path} has a model of other classes or embeddings than run.json says; fit it again."
-            )
+            raise CalgpError(f"{folder.path} has a model of other classes or embeddings than run.json: fit it again.")
         return VectorRun(
             classifier, card, folder=folder, calibration=folder.calibration() if calibrated else None,
             decisions=folder.decisions() if decided else None, fabric=fabric,
         )  # fmt: skip
-
-    def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
-        if count not in (None, 1) or engine not in (None, "moments"):
-            raise CalgpError("A GPClassifier has no masks to draw: one pass is all. Leave out passes and engine.")
-        return Passes(1, "moments")
 
     def predict_as_trained(self, data: Iterable[Batch], how: Passes, *, seed: int) -> Iterator[Predictive]:
         return (self.classifier.scored(_numbers(x)) for x, _ in data)
@@ -101,21 +95,10 @@ class VectorRun(Classifier):
     def held_out_images(self, directory: Path | None = None) -> Images:
         vectors = self.card.vectors
         if not self.card.holdout_rows or vectors is None:
-            raise CalgpError(
-                f"{self.folder.path} has no held-out rows to fit on; `calgp fit --holdout 0.1` keeps a tenth of them."
-            )
+            raise CalgpError(f"{self.folder.path} has no held-out rows; `calgp fit --holdout 0.1` keeps a tenth.")
         return vector_images(SCHEME + vectors.train, self.card.classes).take(torch.tensor(self.card.holdout_rows))
 
-    def export(
-        self,
-        path: Path | None = None,
-        *,
-        to: Target = "onnx",
-        passes: int | None = None,
-        engine: Engine | None = None,
-        seed: int = 0,
-    ) -> Exported:
-        self.passes(passes, engine, seed)
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
         if to != "onnx" or self.calibrator is not None:
             raise CalgpError("A GPClassifier is exported to onnx only, with the probabilities that it was fitted with.")
         return self.classifier.export(self.folder.path / "model.onnx" if path is None else path)
@@ -141,12 +124,6 @@ def split_rows(images: Images, vectors: Vectors, seed: int) -> tuple[Images, Ima
         out = stratified(images.y, len(images.classes), vectors.holdout, seed)
         images, held = images.take(~out), images.take(out)
     return images, test, held
-
-
-def check_new(path: Path) -> None:
-    """Refuse a folder that holds anything."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
 
 
 def fit_folder(

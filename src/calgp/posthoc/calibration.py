@@ -14,6 +14,7 @@ tensor([0.5300, 0.5300, 0.5300, 0.5300])
 """
 
 import dataclasses
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.json_values import Json
-from calgp.posthoc.checks import check_labels, normalised
+from calgp.posthoc.checks import check_choice, check_labels, normalised
 
 LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
@@ -188,8 +189,21 @@ class VectorScaling(Calibrator):
         return None
 
 
+class OneVsRest(Calibrator):
+    """Each class against the rest; of those that are `absent` nothing could be learned."""
+
+    absent: tuple[int, ...]
+
+    @property
+    def warning(self) -> str | None:
+        if not self.absent:
+            return None
+        classes = ", ".join(map(str, self.absent))
+        return f"The hold-out tells nothing of class {classes} (counted from 0): left as it was."
+
+
 @dataclass(frozen=True)
-class Platt(Calibrator):
+class Platt(OneVsRest):
     """Each class against the rest: σ(a_q s_q + b_q) of its log-odds s_q, then normalised (Platt 1999, Zadrozny 2002).
 
     The logistic regressions are scikit-learn's (L2 with C = 1 on a_q, lbfgs); log-odds beyond ±100 count as ±100. A
@@ -200,7 +214,7 @@ class Platt(Calibrator):
 
     slope: tuple[float, ...]
     intercept: tuple[float, ...]
-    absent: tuple[int, ...]  # classes of which nothing could be learned
+    absent: tuple[int, ...]
 
     @classmethod
     def fit(cls, log_probs: Tensor, y: Tensor) -> "Platt":
@@ -222,10 +236,6 @@ class Platt(Calibrator):
         slope, intercept = (odds.new_tensor(values) for values in (self.slope, self.intercept))
         return torch.nn.functional.logsigmoid(slope * odds + intercept).log_softmax(-1)
 
-    @property
-    def warning(self) -> str | None:
-        return _absent(self.absent)
-
 
 def _log_odds(log_p: Tensor) -> Tensor:
     """log p_q − log(1 − p_q). Of the most probable class, 1 − p is summed over the others: it may be 1 − p = 10⁻³⁰."""
@@ -236,7 +246,7 @@ def _log_odds(log_p: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Isotonic(Calibrator):
+class Isotonic(OneVsRest):
     """Each class against the rest: a monotone step of its probability, then normalised (Zadrozny & Elkan 2002).
 
     The regressions are scikit-learn's (linear between their knots). They say 0 where the hold-out never saw the class,
@@ -276,10 +286,6 @@ class Isotonic(Calibrator):
         columns = [_interpolated(p, *pair) for p, *pair in zip(probs, self.knots, self.values, strict=True)]
         return torch.stack(columns, -1).clamp_min(self.floor).log().log_softmax(-1)
 
-    @property
-    def warning(self) -> str | None:
-        return _absent(self.absent)
-
 
 def _interpolated(p: Tensor, knots: tuple[float, ...], values: tuple[float, ...]) -> Tensor:
     """numpy.interp by operations that can be traced: the first value, and what each piece up to p adds to it."""
@@ -287,12 +293,6 @@ def _interpolated(p: Tensor, knots: tuple[float, ...], values: tuple[float, ...]
     width, rise = x.diff(), y.diff()
     done = torch.minimum((p.unsqueeze(-1) - x[:-1]).clamp_min(0), width)  # how far p has come in each piece
     return y[0] + (done * (rise / width.clamp_min(1e-300))).sum(-1)
-
-
-def _absent(classes: tuple[int, ...]) -> str | None:
-    if not classes:
-        return None
-    return f"The hold-out tells nothing of class {', '.join(map(str, classes))} (counted from 0): left as it was."
 
 
 CALIBRATORS: dict[str, type[Calibrator]] = {
@@ -305,15 +305,13 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
 
 def find(name: str) -> type[Calibrator]:
     """A calibrator by its name."""
-    if name not in CALIBRATORS:
-        raise CalgpError(f"There is no calibrator {short_repr(name)}; there are {', '.join(CALIBRATORS)}.")
-    return CALIBRATORS[name]
+    return CALIBRATORS[check_choice("calibrator", name, CALIBRATORS)]
 
 
 def to_json(calibrator: Calibrator) -> dict[str, Json]:
     """The calibrator as plain data; `from_json` gives the same value back, to the bit."""
     name = next(name for name, kind in CALIBRATORS.items() if type(calibrator) is kind)
-    return {"calibrator": name, **_lists(dataclasses.asdict(calibrator))}  # type: ignore[call-overload]
+    return {"calibrator": name, **json.loads(json.dumps(vars(calibrator)))}  # tuples as lists
 
 
 def from_json(data: Mapping[str, Json]) -> Calibrator:
@@ -331,13 +329,6 @@ def from_json(data: Mapping[str, Json]) -> Calibrator:
     if not usable:
         raise CalgpError(f"The {data['calibrator']} calibrator is damaged (it gives no finite probabilities).")
     return calibrator
-
-
-def _lists(value: Any) -> Any:
-    """Tuples as JSON's lists."""
-    if isinstance(value, dict):
-        return {key: _lists(each) for key, each in value.items()}
-    return [_lists(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _numbers(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from calgp.errors import CalgpError, name_error
@@ -19,6 +20,13 @@ def check_choice(name: str, value: str, choices: Mapping[str, object]) -> str:
     if value not in choices:
         raise name_error(f"There is no {name}", value, choices)
     return value
+
+
+def stratified_folds(y: Tensor, count: int) -> list[Tensor]:
+    """Which rows each fold leaves out (bool [N]): of each class about the same share."""
+    number = torch.empty_like(y)
+    number[y.argsort(stable=True)] = torch.arange(len(y)) % count
+    return [number == fold for fold in range(count)]
 
 
 def normalised(log_probs: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from calgp.errors import CalgpError
+from calgp.posthoc.checks import stratified_folds
 from calgp.posthoc.feature_outliers import Density, Direction, Neighbours
 from calgp.posthoc.outlier_score import Entropy, OutlierScore, PredictiveLike
 
@@ -55,9 +56,7 @@ class Combined(OutlierScore):
     @classmethod
     def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"]) -> "Combined":
         """Of training features; `of` has to say what is ordinary."""
-        raise CalgpError(
-            "The outlier score 'combined' needs inputs that were not trained on: Combined.of(features, …)."
-        )
+        raise CalgpError("The outlier score 'combined' needs inputs that were not trained on: use Combined.of(…).")
 
     @classmethod
     def of(
@@ -149,9 +148,7 @@ def left_out_scores(
     fit: Callable[[Any, Any], OutlierScore], features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, folds: int = 5
 ) -> Float[Tensor, "N"]:
     """Scores of all rows, each by a score that was fitted on the rows of other folds; folds have the same classes."""
-    scores, order = torch.empty(len(y), dtype=torch.float64), y.argsort(stable=True)
-    for fold in range(folds):
-        out = order[fold::folds]
-        rest = torch.ones_like(y, dtype=torch.bool).index_fill(0, out, value=False)
-        scores[out] = fit(features[rest], y[rest]).score(features[out])
+    scores = torch.empty(len(y), dtype=torch.float64)
+    for out in stratified_folds(y, folds):
+        scores[out] = fit(features[~out], y[~out]).score(features[out])
     return scores

@@ -24,6 +24,7 @@ class ClassGaussians(OutlierScore, ABC):
     """−log Σ_c π_c N(z; μ_c, Σ): class-conditional Gaussians with one covariance for all classes."""
 
     reads_features, reads_predictive = True, False
+    added = 0  # numbers that `read` adds to the features
 
     whiten: Float[Tensor, "d d"]  # A with (z − m) A white within classes
     centre: Float[Tensor, "d"]  # m, mean of all
@@ -37,16 +38,11 @@ class ClassGaussians(OutlierScore, ABC):
     def read(features: Float[Tensor, "N ..."]) -> Float[Tensor, "N d"]:
         """What of the features is Gaussian: z."""
 
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """How many features are read."""
-
     def score(self, features: Tensor | None, predictive: PredictiveLike | None = None) -> Tensor:
         def of_part(part: Tensor) -> Tensor:
             return self._score(torch.cdist((self.read(part) - self.centre) @ self.whiten, self.means).square())
 
-        return _in_parts(of_part, _rows(features, self.width, self.name), len(self.means))
+        return _in_parts(of_part, _rows(features, len(self.centre) - self.added, self.name), len(self.means))
 
     def elementary(self, features: Tensor, predictive: PredictiveLike) -> Tensor:
         z = (self.read(features.double()) - self.centre) @ self.whiten
@@ -102,10 +98,6 @@ class Density(ClassGaussians):
     def read(features: Tensor) -> Tensor:
         return features
 
-    @property
-    def width(self) -> int:
-        return len(self.centre)
-
 
 class Direction(ClassGaussians):
     """The density of direction and log length, (z/‖z‖, log ‖z‖), class by class as in `Density`.
@@ -116,6 +108,7 @@ class Direction(ClassGaussians):
 
     name = "direction"
     summary = "minus the log density of the direction of the features and of their log length"
+    added = 1
 
     @classmethod
     def fit(cls, features: Float[Tensor, "N d"], y: Int[Tensor, "N"], *, most: int = MOST_DIRECTIONS) -> "Direction":
@@ -130,10 +123,6 @@ class Direction(ClassGaussians):
     def read(features: Tensor) -> Tensor:
         length = features.square().sum(1, keepdim=True).sqrt().clamp_min(NO_LENGTH)
         return torch.cat([features / length, length.log()], 1)
-
-    @property
-    def width(self) -> int:
-        return len(self.centre) - 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from calgp.errors import CalgpError, name_error
+from calgp.errors import CalgpError
 from calgp.posthoc.calibration import Temperature, bisect
+from calgp.posthoc.checks import check_choice
 
 MOST_FULL = 3000  # parameters of a layer whose full covariance takes seconds
 NUMBERS = 2**24  # that are handled at a time
@@ -119,47 +120,44 @@ def fit_last_layer(
     classes, m = len(weight), weight.shape[1] + (bias is not None)
     if structure is None:
         structure = "full" if classes * m <= MOST_FULL else "kronecker"
-    if structure not in POSTERIORS:
-        raise name_error("There is no structure", structure, POSTERIORS)
+    check_choice("structure", structure, POSTERIORS)
     if c.dim() != 2 or c.shape[1] != weight.shape[1] or y.shape != c.shape[:1] or not len(y):
         raise CalgpError(
             f"A last layer {list(weight.shape)} is fitted on features [N, {weight.shape[1]}] and labels [N], not on "
             f"{list(c.shape)} and {list(y.shape)}."
         )
     theta = (weight if bias is None else torch.cat([weight, bias[:, None]], 1)).detach().double()  # [Q, m]
-    layer = _Layer(c, theta, sum(log_p.gather(1, y[rows, None]).sum().item() for rows, _, log_p in _passes(c, theta)))
-    return (_fit_full if structure == "full" else _fit_kronecker)(layer, precision)
+    return (_fit_full if structure == "full" else _fit_kronecker)(_Layer(c, y, theta), precision)
 
 
 class _Layer(NamedTuple):
     """What both structures are made from."""
 
     c: Tensor
+    y: Tensor
     theta: Tensor  # [Q, m]
-    log_likelihood: float
 
-    def passes(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """φ and p of some rows at a time, in double precision."""
-        return ((phi, log_p.exp()) for _, phi, log_p in _passes(self.c, self.theta))
+    def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Labels, φ and log p of some rows at a time, in double precision."""
+        classes, m = self.theta.shape
+        size = max(1, NUMBERS // (classes + m))
+        for y, c in zip(self.y.split(size), self.c.split(size), strict=True):
+            phi = _with_one(c.double(), m)
+            yield y, phi, (phi @ self.theta.mT).log_softmax(1)
 
     def settle(self, eigenvalues: Tensor, precision: float | None) -> tuple[float, float]:
         """τ, as given or the best, and its log evidence."""
         squared = self.theta.square().sum().item()
         tau = best_precision(eigenvalues, squared) if precision is None else precision
-        return tau, self.log_likelihood + _evidence(eigenvalues, squared, tau)
-
-
-def _passes(c: Tensor, theta: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    classes, m = theta.shape
-    for rows in torch.arange(len(c), device=c.device).split(max(1, NUMBERS // (classes + m))):
-        phi = _with_one(c[rows].double(), m)
-        yield rows, phi, (phi @ theta.mT).log_softmax(1)
+        log_likelihood = sum(log_p.gather(1, y[:, None]).sum().item() for y, _, log_p in self.passes())
+        return tau, log_likelihood + _evidence(eigenvalues, squared, tau)
 
 
 def _fit_full(layer: _Layer, precision: float | None) -> FullLaplace:
     classes, m = layer.theta.shape
     hessian = layer.theta.new_zeros(classes, m, classes, m)
-    for phi, p in layer.passes():
+    for _, phi, log_p in layer.passes():
+        p = log_p.exp()
         for q in range(classes):
             for r in range(q, classes):
                 # Σ_i (p_q δ_qr − p_q p_r) φ φᵀ
@@ -177,7 +175,8 @@ def _fit_full(layer: _Layer, precision: float | None) -> FullLaplace:
 def _fit_kronecker(layer: _Layer, precision: float | None) -> KroneckerLaplace:
     classes, m = layer.theta.shape
     of_classes, of_features = layer.theta.new_zeros(classes, classes), layer.theta.new_zeros(m, m)
-    for phi, p in layer.passes():
+    for _, phi, log_p in layer.passes():
+        p = log_p.exp()
         of_classes += (torch.diag(p.sum(0)) - p.mT @ p) / len(layer.c)
         of_features += phi.mT @ phi
     (class_values, class_vectors), (values, vectors) = (torch.linalg.eigh(each) for each in (of_classes, of_features))

@@ -65,6 +65,7 @@ class OutlierScore(ABC):
         return {key: value for key, value in vars(self).items() if isinstance(value, Tensor)}
 
 
+@dataclass(frozen=True)
 class _OfPredictive(OutlierScore):
     """Read from a predictive: there is nothing to fit."""
 
@@ -83,7 +84,6 @@ class _OfPredictive(OutlierScore):
     def read(self, predictive: PredictiveLike) -> Tensor: ...
 
 
-@dataclass(frozen=True)
 class MaximumProbability(_OfPredictive):
     """1 − max_q p_q (Hendrycks & Gimpel 2017)."""
 
@@ -94,7 +94,6 @@ class MaximumProbability(_OfPredictive):
         return 1 - predictive.confidence
 
 
-@dataclass(frozen=True)
 class Entropy(_OfPredictive):
     """−Σ p log p: the total uncertainty."""
 
@@ -105,7 +104,6 @@ class Entropy(_OfPredictive):
         return predictive.entropy
 
 
-@dataclass(frozen=True)
 class MutualInformation(_OfPredictive):
     """Entropy less expected entropy: what more data could take away."""
 
@@ -116,7 +114,6 @@ class MutualInformation(_OfPredictive):
         return predictive.mutual_information
 
 
-@dataclass(frozen=True)
 class Variance(_OfPredictive):
     """Mean variance of the functions f_q; where the predictive does not know it, Σ_q Var p_q over samples."""
 

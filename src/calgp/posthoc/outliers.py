@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from calgp.errors import CalgpError, name_error
+from calgp.errors import CalgpError
 from calgp.json_values import Json
+from calgp.posthoc.checks import check_choice, check_share
 from calgp.posthoc.combined_outliers import Combined, left_out_scores, surprise
 from calgp.posthoc.decisions import conformal_quantile
 from calgp.posthoc.feature_outliers import Density, Direction, Neighbours
@@ -51,9 +52,7 @@ OUTLIER_SCORES: dict[str, type[OutlierScore]] = {
 
 def find(name: str) -> type[OutlierScore]:
     """The outlier score of that name."""
-    if name not in OUTLIER_SCORES:
-        raise name_error("There is no outlier score", name, OUTLIER_SCORES)
-    return OUTLIER_SCORES[name]
+    return OUTLIER_SCORES[check_choice("outlier score", name, OUTLIER_SCORES)]
 
 
 def from_state(name: str, settings: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> OutlierScore:
@@ -91,8 +90,7 @@ class Threshold:
         >>> Threshold.fit(torch.arange(1.0, 20.0), false_alarm=0.1)
         Threshold(false_alarm=0.1, threshold=18.0, n=19)
         """
-        if not 0 < false_alarm < 1:
-            raise CalgpError(f"Invalid false_alarm={false_alarm:g}: must be a share between 0 and 1, such as 0.05.")
+        check_share("false_alarm", false_alarm)
         if inside.dim() != 1 or inside.isnan().any():
             raise CalgpError(f"A threshold needs scores [N] without NaN, not {list(inside.shape)}.")
         least = math.ceil((1 - false_alarm) / false_alarm - 1e-9)

@@ -20,20 +20,13 @@ from calgp.posthoc.calibration import NEAR_ONE
 from calgp.posthoc.decisions import Wanted
 from calgp.posthoc.outliers import Threshold
 from calgp.run import SEED
+from calgp.runs import evaluation as evaluations
 from calgp.runs.card import Card
 from calgp.runs.decision_metrics import decide_on
 from calgp.runs.description import to_json
 from calgp.runs.devices import one_device
 from calgp.runs.environment import arithmetic
-from calgp.runs.evaluation import (
-    batches,
-    columns_of,
-    evaluate_images,
-    over_ranks,
-    predict_on_cpu,
-    test_images,
-    write_results,
-)
+from calgp.runs.evaluation import batches, columns_of, over_ranks, predict_on_cpu, test_images
 from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
 from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on, with_caution
 from calgp.runs.fit_decisions import fit_decisions, not_calibrated_on, uniform_of, warning
@@ -63,6 +56,8 @@ class Classifier:
         calibration, decisions, outliers: what was fitted on its hold-out, if anything.
         fabric: where it runs; None: the best device of this machine.
     """
+
+    maskless = ""  # what it is, if it can predict in one pass only
 
     def __init__(
         self,
@@ -134,13 +129,15 @@ class Classifier:
 
     def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
         """How predictions are computed: as asked for, or the model's own way. Refuses what cannot be."""
+        if self.maskless and (count not in (None, 1) or engine not in (None, "moments")):
+            raise CalgpError(f"{self.maskless} has no masks to draw: one pass is all. Leave out passes and engine.")
         if count is not None and count < 1:
             raise CalgpError(f"Invalid passes={count}: must be at least 1, such as 50.")
         if engine not in (None, *get_args(Engine)):
             raise CalgpError(f"Invalid engine={engine!r}: must be {' or '.join(get_args(Engine))}.")
         if seed not in SEED:
             raise CalgpError(f"Invalid seed={seed}: must be a whole number {SEED}, such as 0.")
-        return Passes.of(self.model, count, engine)
+        return ONE_PASS if self.maskless else Passes.of(self.model, count, engine)
 
     def calibrated_by(self, calibration: Calibration | None) -> "Classifier":
         """The same run with another calibrator, or with none; nothing is loaded again."""
@@ -237,11 +234,11 @@ class Classifier:
         source = self.card.run.source if source is None else source
         with wrap_lost_ranks(self.fabric), owned(self.fabric, self.folder):
             check_same(self.fabric, self._identity(source, passes, engine, seed, convert, skip_unreadable, corruption))
-            found, predicted = evaluate_images(
+            found, predicted = evaluations.evaluate_images(
                 self, source, images=images, directory=directory, passes=passes, engine=engine, seed=seed,
                 convert=convert, skip_unreadable=skip_unreadable, corruption=corruption, watch=watch,
             )  # fmt: skip
-            found = write_results(self.folder, self.classes, found, predicted)
+            found = evaluations.write_results(self.folder, self.classes, found, predicted)
             self.fabric.barrier()
         return found
 
@@ -354,7 +351,10 @@ class Classifier:
         seed: int = 0,
     ) -> Exported:
         """Write the run as one file that needs no calgp, and check that it gives what torch gives."""
-        return export_model(self, path, to=to, how=self.passes(passes, engine, seed), seed=seed)
+        return self._export(path, to, self.passes(passes, engine, seed), seed)
+
+    def _export(self, path: Path | None, to: Target, how: Passes, seed: int) -> Exported:
+        return export_model(self, path, to=to, how=how, seed=seed)
 
     def deployable(self, how: Passes, seed: int) -> Exportable:
         """The run as a module that can be exported."""
@@ -366,9 +366,7 @@ class Classifier:
         """Write an HTML page about the run's evaluations."""
         from calgp.report import write_report
 
-        return write_report(
-            [self.folder], self.folder.path / "report.html" if out is None else out, directory=directory
-        )
+        return write_report([self.folder], out or self.folder.path / "report.html", directory=directory)
 
     def serve(self, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         """Serve predictions over HTTP until the process is stopped."""

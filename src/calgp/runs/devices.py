@@ -68,14 +68,10 @@ def _refusal(device: str, precision: str, error: Exception) -> str:
     if kind in ACCELERATORS and kind not in there:
         return f"Invalid --device {device}: this machine has no {kind} that torch can use; it has {', '.join(there)}."
     if kind not in (*ACCELERATORS, "auto", "gpu", "tpu"):
-        return (
-            f"Invalid --device {device}: must be auto, cpu, cuda, cuda:1 or mps; this machine has {', '.join(there)}."
-        )
+        return f"Invalid --device {device}: must be auto, cpu, cuda, cuda:1 or mps; found: {', '.join(there)}."
     reason = str(error).strip().partition("\n")[0].rstrip(".")
     if reason.startswith("Precision"):
-        return (
-            f"Invalid --precision {precision}: must be 32-true, 64-true, bf16-mixed, 16-mixed or another of Fabric's."
-        )
+        return f"Invalid --precision {precision}: must be 32-true, 64-true, bf16-mixed, 16-mixed or one of Fabric's."
     return f"Cannot run on device {device} with precision {precision}: {reason}."
 
 
@@ -85,10 +81,8 @@ def _meet_again(backend: str) -> None:
     The store of torchrun (torch 2.13) outlives a restart, and gloo reads the addresses of the first start in it. On
     several machines torchrun's TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps; their restart counts need not be the same.
     """
-    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = distributed.PrefixStore(
-        f"calgp/{os.environ['TORCHELASTIC_RESTART_COUNT']}", distributed.TCPStore(*where, is_master=False)
-    )
+    place = distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = distributed.PrefixStore(f"calgp/{os.environ['TORCHELASTIC_RESTART_COUNT']}", place)
     distributed.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=ranks())
 
 

@@ -22,19 +22,14 @@ def ensemble(members: Sequence[RunFolder], folder: RunFolder) -> Card:
         raise CalgpError(f"{folder.path} already holds a run. Choose another --out.")
     cards = [member.card() for member in members]
     paths = (os.path.relpath(member.path.resolve(), folder.path.resolve()) for member in members)
-    listed = tuple(
-        Member(path, card.label, card.network, card.run.seed) for path, card in zip(paths, cards, strict=True)
-    )
-    card = replace(cards[0], holdout_rows=_held_out_by_all(cards), environment=environment(), members=listed)
+    made_of = zip(paths, cards, strict=True)
+    listed = tuple(Member(path, card.label, card.network, card.run.seed) for path, card in made_of)
+    rows = set.intersection(*(set(card.holdout_rows) for card in cards))
+    if len({card.run.source for card in cards}) > 1:  # rows are those of one source
+        rows = set()
+    common = tuple(row for row in cards[0].holdout_rows if row in rows)
+    card = replace(cards[0], holdout_rows=common, environment=environment(), members=listed)
     folder.mixture(card)  # refuses what does not fit together or is not finished
     with folder.owned():
         folder.create(card)
     return card
-
-
-def _held_out_by_all(cards: Sequence[Card]) -> tuple[int, ...]:
-    """Rows are those of one source, so runs of different sources hold out nothing together."""
-    if len({card.run.source for card in cards}) > 1:
-        return ()
-    common = set.intersection(*(set(card.holdout_rows) for card in cards))
-    return tuple(row for row in cards[0].holdout_rows if row in common)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from lightning_fabric import Fabric
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 METRICS = {"err": metrics.error_rate, "mnll": metrics.mnll, "ece": metrics.ece, "brier": metrics.brier}  # the paper's
 T = TypeVar("T")
 BATCH = 100
+BINS = 40  # of entropies: few enough to keep, fine enough to draw a density
 MOST_STORED = 20_000_000  # numbers: log-probabilities of a larger evaluation are scored as they come and not stored
 
 
@@ -123,29 +124,26 @@ def evaluate_images(
     predicted = predict_images(classifier, images, how=how, seed=seed, outside=outside, watch=watch)
     seconds = time.perf_counter() - clock
     ood = out_of_distribution(classifier.own_predictions(), predicted.columns, seed=seed) if outside else None
-    found = replace(
-        _scored(classifier, images, source, predicted, how, seed),
-        convert=convert,
-        skip_unreadable=skip_unreadable,
-        prediction_seconds=round(seconds, 3),
-        ood=ood,
-        inside=card.run.source if ood else None,
-    )
-    if corruption is None:
-        return found, predicted
-    corrupt = Corrupted(source, corruption.kind, corruption.severity, corruption.seed)
-    return replace(found, source=f"{source}~{corruption.label}", corruption=corrupt), predicted
+    shift = corruption and Corrupted(source, corruption.kind, corruption.severity, corruption.seed)
+    found = _scored(
+        classifier, images, predicted, how, seed, source=f"{source}~{corruption.label}" if corruption else source,
+        corruption=shift, convert=convert, skip_unreadable=skip_unreadable, prediction_seconds=round(seconds, 3),
+        ood=ood, inside=card.run.source if ood else None,
+    )  # fmt: skip
+    return found, predicted
 
 
 def _scored(
-    classifier: Classifier, images: Images, source: str, predicted: PredictedImages, how: Passes, seed: int
+    classifier: Classifier, images: Images, predicted: PredictedImages, how: Passes, seed: int, **asked: Any
 ) -> Evaluation:
-    """What predictions of images are worth by themselves."""
+    """What predictions of images are worth by themselves, beside what was `asked`."""
     columns, outcomes, fitted = predicted.columns, predicted.outcomes, classifier.active_decisions
     classes, log_probs = len(classifier.classes), predicted.stored.get("log_probs")
     own = None if outcomes is None else score_outcomes(outcomes, columns["y"], log_probs, seed=seed)
+    most = math.log(classes)
+    counts = torch.histc(columns["entropy"].float().clamp(0, most), BINS, 0, most)
     return Evaluation(
-        source=source,
+        **asked,
         outside=outcomes is None,
         n=len(images),
         samples=how.count,
@@ -155,34 +153,26 @@ def _scored(
         calibration=classifier.calibration,
         checksum=images.checksum(),
         environment=arithmetic(classifier.fabric),
-        entropy_histogram=_histogram(columns["entropy"], math.log(classes)),
+        entropy_histogram=Histogram(tuple(most * place / BINS for place in range(BINS + 1)), tuple(counts.tolist())),
         mean_entropy=columns["entropy"].mean().item(),
         mean_mutual_information=columns["mutual_information"].mean().item(),
         decisions=fitted and decision_metrics(fitted, columns, classes, outside=outcomes is None),
-        scores=own and own.scores,
-        intervals=own and own.intervals,
-        ece_variants=own and dict(own.ece_variants),
-        reliability=own and own.reliability,
+        **(vars(own) if own else {}),
         confusion=own and metrics.confusion(columns["label"], columns["y"], classes=classes),
         selective=selective_scores(columns) if own else {},
         flagged=flagged(classifier.outlier_names, classifier.outlier_threshold, columns),
     )
 
 
-def write_results(
-    folder: RunFolder, classes: Sequence[str], found: Evaluation, predicted: PredictedImages
-) -> Evaluation:
+def write_results(folder: RunFolder, classes: Sequence[str], found: Evaluation, by: PredictedImages) -> Evaluation:
     """Keep predictions and scores in a run folder: the evaluation, with the checksum of its predictions."""
-    source, shift = found.source, None
-    if found.corruption is not None:
-        source, shift = found.corruption.of, found.corruption.corruption.label
     checksum = folder.write_tensors(
-        folder.predictions_name(source, found.calibrator, shift),
-        predicted.columns | predicted.stored,
+        folder.predictions_name(*found.named),
+        by.columns | by.stored,
         {
             "source": found.source, "samples": found.samples, "engine": found.engine, "seed": found.seed,
             "calibrator": found.calibrator, "classes": list(classes),
-            "names": None if predicted.names is None else list(predicted.names),
+            "names": None if by.names is None else list(by.names),
         },
     )  # fmt: skip
     found = replace(found, predictions=checksum)
@@ -258,12 +248,6 @@ def score_outcomes(outcomes: Outcomes, y: Tensor, log_probs: Tensor | None, *, s
     return OwnClasses(metrics.scores(outcomes), intervals, variants, Reliability(edges, count, *known))
 
 
-def _histogram(values: Tensor, most: float, bins: int = 40) -> Histogram:
-    """How often values of [0, most] fall into equal bins: small enough to keep, fine enough to draw a density."""
-    counts = torch.histc(values.float().clamp(0, most), bins, 0, most)
-    return Histogram(tuple(most * place / bins for place in range(bins + 1)), tuple(counts.tolist()))
-
-
 def test_images(
     card: Card, source: str, *, directory: Path | None = None, convert: bool = False, skip_unreadable: bool = False
 ) -> Images:
@@ -310,16 +294,12 @@ def check_form(images: Images, task: Task, source: str) -> None:
 def form(task: Task) -> tuple[int, Literal["grey", "rgb"]]:
     """Size and colour that bring any image into the form of a task."""
     if task.height != task.width:
-        raise CalgpError(
-            f"The run takes images of {task.height} × {task.width}; only square ones can be made from other sets."
-        )
+        raise CalgpError(f"The run takes images of {task.height} × {task.width}; others can be made square only.")
     return task.height, colour_of(task)
 
 
 def colour_of(task: Task) -> Literal["grey", "rgb"]:
     """The colour of the images that a run takes."""
     if task.channels not in (1, 3):
-        raise CalgpError(
-            f"The run takes images of {task.channels} channels; only grey (1) or RGB (3) can be made from image files."
-        )
+        raise CalgpError(f"The run takes {task.channels} channels; image files are read as grey (1) or RGB (3) only.")
     return "grey" if task.channels == 1 else "rgb"

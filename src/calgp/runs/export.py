@@ -8,6 +8,7 @@ draws of S samples, those that `Classifier.predict` makes for every image, packe
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import math
@@ -109,7 +110,9 @@ class Deployable(Exportable):
         model = cast(Model, freeze(copy.deepcopy(model).cpu().eval()))
         model.sites()
         self.model, self.calibrator, self.outliers = model, calibrator, outliers
-        draws = _draws(model, image, how, seed)
+        draws: dict[tuple[int, int], Tensor] = {}  # for the image in row 0, by site and size
+        with torch.no_grad():
+            _log_probs(model, torch.zeros(1, *image), how, draws, seed)
         self.how = how if draws else replace(how, count=1)
         self.step = 0.0 if outliers is None else outliers.score.step
         self.draws = nn.ModuleDict({f"draw{i}": _pack(z) for i, z in enumerate(draws.values())})
@@ -131,14 +134,6 @@ class Deployable(Exportable):
 def _log_probs(model: Model, x: Tensor, how: Passes, kept: dict[tuple[int, int], Tensor], seed: int = 0) -> Tensor:
     rows = torch.zeros_like(x[:, 0, 0, 0], dtype=torch.long)
     return draw(model, model.stem(x), how.noise(seed, 0, how.count, rows)._replace(kept=kept))
-
-
-@torch.no_grad()
-def _draws(model: Model, image: tuple[int, int, int], how: Passes, seed: int) -> dict[tuple[int, int], Tensor]:
-    """All that is drawn for the image in row 0, by site and size."""
-    kept: dict[tuple[int, int], Tensor] = {}
-    _log_probs(model, torch.zeros(1, *image), how, kept, seed)
-    return kept
 
 
 def _pack(z: Tensor) -> nn.Module:
@@ -287,8 +282,6 @@ Runner = Callable[[Tensor], list[Tensor]]
 
 
 def _as_torch_export(traced: Any, metadata: Mapping[str, Json], name: str, outputs: list[str]) -> tuple[bytes, Runner]:
-    import io
-
     file = io.BytesIO()
     with _quiet():
         torch.export.save(traced, file, extra_files={METADATA: json.dumps(metadata)})
@@ -343,20 +336,14 @@ def _probes(task: Task) -> Tensor:
 
 def outputs_of(predictive: Predictive) -> dict[str, Tensor]:
     """What a file gives, by name."""
-    values = (
-        predictive.probs, predictive.entropy, predictive.expected_entropy, predictive.mutual_information,
-        predictive.spread,
-    )  # fmt: skip
-    return dict(zip(OUTPUTS, values, strict=True))
+    return {"probabilities": predictive.probs} | {name: getattr(predictive, name) for name in list(OUTPUTS)[1:]}
 
 
 def _worst(run: Runner, x: Tensor, expected: dict[str, Tensor]) -> dict[str, float]:
     """The largest difference between the file and torch, by output, relative above 1; inputs alone and in batches."""
     found = [torch.cat(parts) for parts in zip(*(run(part) for part in (x[:1], x[1:8], x[8:])), strict=True)]
-    return {
-        name: ((a - b).abs() / b.abs().clamp_min(1)).max().item()
-        for (name, b), a in zip(expected.items(), found, strict=True)
-    }
+    pairs = zip(expected.items(), found, strict=True)
+    return {name: ((a - b).abs() / b.abs().clamp_min(1)).max().item() for (name, b), a in pairs}
 
 
 def _first(error: Exception) -> str:
@@ -366,14 +353,11 @@ def _first(error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Torch's exporters warn of what nobody here can mend (a torchvision that is not installed, their own ways)."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(before)

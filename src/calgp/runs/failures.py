@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -62,9 +63,8 @@ class BufferSnapshot:
         """Let the changes stand; of several ranks, the mean of theirs, each with its `weight`."""
         if not self.known:  # by their values: batch norm does not count its changes as torch's versions do
             moved = torch.tensor([float(not buffer.equal(value)) for buffer, value in self.saved])
-            self.moving = [
-                buffer for (buffer, _), any_ in zip(self.saved, summed(self.fabric, moved), strict=True) if any_
-            ]
+            moved = summed(self.fabric, moved)
+            self.moving = [buffer for (buffer, _), any_ in zip(self.saved, moved, strict=True) if any_]
             self.known = True
         means = [buffer for buffer in self.moving if buffer.is_floating_point()]
         if self.fabric.world_size > 1 and means:
@@ -81,18 +81,23 @@ def interruptible(ranks: int = 1) -> Iterator[threading.Event]:
     what does not stop.
     """
     event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
 
     def handle(number: int, frame: object) -> None:
         if event.is_set() and ranks == 1:
             raise KeyboardInterrupt
         event.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals_handled(handle, signal.SIGINT, signal.SIGTERM):
         yield event
+
+
+@contextmanager
+def signals_handled(handler: Any, *numbers: int) -> Iterator[None]:
+    """Signals go to another handler meanwhile; outside the main thread, which alone has handlers, nothing changes."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers} if main else {}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)

@@ -11,6 +11,7 @@ from calgp.data import Images
 from calgp.errors import CalgpError
 from calgp.gp import Model, Passes
 from calgp.posthoc import calibration
+from calgp.posthoc.checks import stratified_folds
 from calgp.runs.card import Card
 from calgp.runs.evaluation import METRICS, batches, check_form, predict_on_cpu
 from calgp.runs.results import Calibration, HeldOutScores
@@ -113,11 +114,9 @@ def fit_temperature_if_better(
 
 def cross_fitted(log_probs: Tensor, y: Tensor, calibrator: str, *, folds: int = 2, spread: float = math.inf) -> Tensor:
     """Log-probabilities of each fold of the images, calibrated by the others; folds have the same classes."""
-    order, fitted = y.argsort(stable=True), torch.empty_like(log_probs)
-    for fold in range(folds):
-        rest = torch.arange(len(y)) % folds != fold
-        judged, fitting = order[~rest], order[rest]
-        fitted[judged] = _fit(calibrator, log_probs[fitting], y[fitting], spread).apply(log_probs[judged])
+    fitted = torch.empty_like(log_probs)
+    for out in stratified_folds(y, folds):
+        fitted[out] = _fit(calibrator, log_probs[~out], y[~out], spread).apply(log_probs[out])
     return fitted
 
 

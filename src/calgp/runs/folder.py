@@ -9,46 +9,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
 from calgp.errors import CalgpError, short_repr
 from calgp.gp import Mixture, Model
 from calgp.json_values import Json
-from calgp.runs import older
+from calgp.options import adapter
+from calgp.runs import older, reading
 from calgp.runs.build import build, load_state
 from calgp.runs.card import FORMAT, Card
-from calgp.runs.reading import (
-    LARGEST_JSON,
-    check_checkpoint,
-    check_columns,
-    check_model,
-    digest,
-    is_file,
-    read_header,
-    read_json,
-    read_lines,
-    read_tensors,
-    recall_network,
-)
+from calgp.runs.reading import LARGEST_JSON, digest, is_file, read_header, read_json, read_tensors
 from calgp.runs.record import parse, to_json
-from calgp.runs.results import (
-    INSIDE,
-    Calibration,
-    Checkpoint,
-    Evaluation,
-    FittedDecisions,
-    HoldoutRecord,
-    LogRecord,
-    NoteRecord,
-    TrainRecord,
-)
+from calgp.runs.results import INSIDE, Calibration, Checkpoint, Evaluation, FittedDecisions, LogRecord, TrainRecord
 from calgp.runs.writing import owned, wrap_os_errors, write_whole
 
 CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.json"
 T = TypeVar("T")
-_LOG: TypeAdapter[TrainRecord | HoldoutRecord | NoteRecord] = TypeAdapter(LogRecord)
 
 
 class RunFolder:
@@ -102,9 +80,7 @@ class RunFolder:
         """run.json, checked."""
         path = self.path / "run.json"
         if not is_file(path):
-            raise CalgpError(
-                f"{self.path} is no run folder: it has no run.json. `calgp train --out {self.path}` makes one."
-            )
+            raise CalgpError(f"{self.path} is no run folder: it has no run.json. `calgp train` makes one.")
         data = read_json(path)
         version = data.get("format") if isinstance(data, dict) else None
         if version != FORMAT:
@@ -118,7 +94,7 @@ class RunFolder:
             card = parse(Card, data)
         except CalgpError as error:
             raise CalgpError(f"{path} is damaged ({str(error).rstrip('.')}); copy it again or train again.") from None
-        recall_network(card.run, self.path / NETWORK)
+        reading.recall_network(card.run, self.path / NETWORK)
         return card
 
     def model(self, card: Card | None = None) -> Model:
@@ -127,15 +103,13 @@ class RunFolder:
         if card.members:
             return self.mixture(card).eval()
         if card.upgraded is not None or card.vectors is not None:
-            raise CalgpError(
-                f"{self.path} holds no network that was trained here; it cannot be a member of an ensemble."
-            )
+            raise CalgpError(f"{self.path} holds no network that was trained here: it can be no member of an ensemble.")
         path = self.path / "model.safetensors"
         if not is_file(path):
             hint = f"`calgp train --resume {self.path}` goes on" if self.interrupted else "train again"
             raise CalgpError(f"{self.path} holds no finished model; {hint}.")
         header = read_header(path)
-        check_model(card.run, card.task, header, path)  # before anything is built
+        reading.check_model(card.run, card.task, header, path)  # before anything is built
         model = build(card.run, card.task)
         load_state(model, older.whiten(read_tensors(path, header)), path)
         return model.eval()
@@ -190,7 +164,9 @@ class RunFolder:
         """The tensors of the checkpoint, and how far it is."""
         path = self.path / CHECKPOINT
         header = read_header(path)
-        state = check_checkpoint(card.run, card.task, header, path, steps=card.run.total_steps(card.train_images))
+        state = reading.check_checkpoint(
+            card.run, card.task, header, path, steps=card.run.total_steps(card.train_images)
+        )
         tensors = read_tensors(path, header)
         older.check_resumable(tensors)
         return older.whiten(tensors), state
@@ -199,7 +175,7 @@ class RunFolder:
         """Refuse a checkpoint that is not of the run, by its header alone; how far it is."""
         path = self.path / CHECKPOINT
         steps = card.run.total_steps(card.train_images)
-        return check_checkpoint(card.run, card.task, read_header(path), path, steps=steps)
+        return reading.check_checkpoint(card.run, card.task, read_header(path), path, steps=steps)
 
     def predictions(self, source: str, calibrator: str | None, classes: int) -> dict[str, Tensor] | None:
         """What was predicted of a source: a row an image in each column; None if that was not kept.
@@ -220,7 +196,7 @@ class RunFolder:
                 f"{path} and the scores beside it are of two evaluations, of which one was not finished; `calgp "
                 f"evaluate {self.path}` with the same options makes both again."
             )
-        return check_columns(read_tensors(path, header), classes, path)
+        return reading.check_columns(read_tensors(path, header), classes, path)
 
     def checksum(self, name: str) -> str | None:
         """The checksum of the tensors in a file, as it tells it; None if there is no such file."""
@@ -235,36 +211,33 @@ class RunFolder:
         return checksum
 
     def remove(self, name: str) -> None:
-        if not self.writes:
-            return
-        with wrap_os_errors(self.path):
-            (self.path / name).unlink(missing_ok=True)
+        if self.writes:
+            with wrap_os_errors(self.path):
+                (self.path / name).unlink(missing_ok=True)
 
     def append_log(self, record: LogRecord) -> None:
         """One line of log.jsonl."""
-        if not self.writes:
-            return
-        with wrap_os_errors(self.path), (self.path / "log.jsonl").open("a") as file:
-            file.write(_log_line(record))
+        if self.writes:
+            with wrap_os_errors(self.path), (self.path / "log.jsonl").open("a") as file:
+                file.write(_log_line(record))
 
     def flush_log(self) -> None:
         """Make the lines of log.jsonl last, before a file that counts on them is written."""
-        if not self.writes:
-            return
-        with wrap_os_errors(self.path), (self.path / "log.jsonl").open("a") as file:
-            os.fsync(file.fileno())
+        if self.writes:
+            with wrap_os_errors(self.path), (self.path / "log.jsonl").open("a") as file:
+                os.fsync(file.fileno())
 
     def cut_log(self, step: int) -> None:
         """Leave out of log.jsonl what comes after a step, so that the steps can be made again."""
         self._write("log.jsonl", "".join(_log_line(each) for each in self.log() if each.step <= step).encode())
 
-    def log(self) -> list[TrainRecord | HoldoutRecord | NoteRecord]:
+    def log(self) -> list[LogRecord]:
         """log.jsonl. Of a step written twice (by a resumed run) the later line counts; a line cut off is left out."""
         path = self.path / "log.jsonl"
-        records: dict[tuple[str, int], TrainRecord | HoldoutRecord | NoteRecord] = {}
-        for line in read_lines(path) if is_file(path) else []:
+        records: dict[tuple[str, int], LogRecord] = {}
+        for line in reading.read_lines(path) if is_file(path) else []:
             try:
-                record = _LOG.validate_json(line, strict=True)
+                record = adapter(LogRecord).validate_json(line, strict=True)
                 records[record.kind, record.step] = record
             except ValidationError:
                 continue
@@ -276,21 +249,15 @@ class RunFolder:
 
     def write_evaluation(self, found: Evaluation) -> None:
         """Keep scores, beside those of the same source with another calibrator or none."""
-        self._write_json(self.result_name(found), evaluation_data(found), Evaluation)
-
-    def result_name(self, found: Evaluation) -> str:
-        """The name of an evaluation's file."""
-        shift = found.corruption
-        of, label = (found.source, None) if shift is None else (shift.of, shift.corruption.label)
-        return self.scores_name(of, found.calibrator, label)
+        self._write_json(self.scores_name(*found.named), evaluation_data(found), Evaluation)
 
     def evaluations(self) -> list[Evaluation]:
         """What the run was evaluated on, images as they are: its scores-*.json."""
-        return [self._evaluation(name) for name in self._scores() if "~" not in name]
+        return self._evaluations(corrupted=False)
 
     def shifted(self) -> list[Evaluation]:
         """What the run was evaluated on, images corrupted: its scores-*~*.json."""
-        return [self._evaluation(name) for name in self._scores() if "~" in name]
+        return self._evaluations(corrupted=True)
 
     def evaluation(self, source: str, calibrator: str | None = None) -> Evaluation | None:
         """What the run was found to be on a source with a calibrator or none; None if it was not evaluated so."""
@@ -303,8 +270,9 @@ class RunFolder:
     def predictions_name(self, source: str, calibrator: str | None = None, corruption: str | None = None) -> str:
         return f"predictions-{_result(source, calibrator, corruption)}.safetensors"
 
-    def _scores(self) -> list[str]:
-        return sorted(path.name for path in self.path.glob("scores-*.json"))
+    def _evaluations(self, *, corrupted: bool) -> list[Evaluation]:
+        names = sorted(path.name for path in self.path.glob("scores-*.json"))
+        return [self._evaluation(name) for name in names if ("~" in name) == corrupted]
 
     def _evaluation(self, name: str) -> Evaluation:
         return self._read(name, Evaluation, "is damaged", "evaluate")
@@ -324,10 +292,9 @@ class RunFolder:
         self._write(name, text)
 
     def _write(self, name: str, data: bytes) -> None:
-        if not self.writes:
-            return
-        with wrap_os_errors(self.path):
-            write_whole(self.path / name, data)
+        if self.writes:
+            with wrap_os_errors(self.path):
+                write_whole(self.path / name, data)
 
 
 def in_order(data: bytes) -> bytes:
@@ -367,6 +334,12 @@ def open_folder(path: str | os.PathLike[str]) -> RunFolder:
     ('digits', 'mine')
     """
     return shipped_run() if str(path) == "shipped" and not Path(path).exists() else RunFolder(path)
+
+
+def check_new(path: Path) -> None:
+    """Refuse a folder that holds anything."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
 
 
 def evaluation_data(found: Evaluation) -> dict[str, Json]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from calgp.data.decode import SUFFIXES, image_array, read_image
+from calgp.data.decode import SUFFIXES, Colour, image_array, read_image
 from calgp.errors import CalgpError, short_repr
 from calgp.nets import Task
 from calgp.runs.evaluation import colour_of
@@ -35,13 +35,13 @@ def to_pixels(
 
 
 def _pixels(image: ImageLike, task: Task) -> tuple[list[str] | None, Tensor]:
+    size = (task.height, task.width)
     if isinstance(image, str | os.PathLike):
-        files = image_files(Path(image))
-        size, colour = (task.height, task.width), colour_of(task)
+        files, colour = image_files(Path(image)), colour_of(task)
         arrays = [read_image(file, name=str(file), size=size, colour=colour) for file in files]
         return [str(file) for file in files], torch.from_numpy(np.stack(arrays)).float() / 255
     if isinstance(image, Image.Image):
-        return None, torch.from_numpy(_from_pillow(image, task))[None].float() / 255
+        return None, torch.from_numpy(_from_pillow(image, size=size, colour=colour_of(task)))[None].float() / 255
     if isinstance(image, np.ndarray | Tensor):
         return None, _from_array(image, task)
     raise CalgpError(
@@ -49,10 +49,9 @@ def _pixels(image: ImageLike, task: Task) -> tuple[list[str] | None, Tensor]:
     )
 
 
-def _from_pillow(image: Image.Image, task: Task) -> np.ndarray:
-    colour = colour_of(task)
+def _from_pillow(image: Image.Image, *, size: tuple[int, int], colour: Colour) -> np.ndarray:
     try:
-        return image_array(ImageOps.exif_transpose(image), size=(task.height, task.width), colour=colour)
+        return image_array(ImageOps.exif_transpose(image), size=size, colour=colour)
     except Exception as error:  # an image that is not decoded yet, of a damaged file
         raise CalgpError(f"Invalid image {short_repr(image)}: it is not readable ({str(error)[:300]}).") from error
 
@@ -85,9 +84,8 @@ def _from_array(image: np.ndarray | Tensor, task: Task) -> Tensor:
     if not x.is_floating_point():
         raise _invalid_pixels(x.dtype)
     if x.numel() and not (x.amin() >= 0 and x.amax() <= 1):  # also where some are NaN
-        raise CalgpError(
-            f"Invalid pixels from {x.amin():g} to {x.amax():g}: floats must lie in [0, 1]; give 0 to 255 as uint8."
-        )
+        ends = f"{x.amin():g} to {x.amax():g}"
+        raise CalgpError(f"Invalid pixels from {ends}: floats must lie in [0, 1]; give 0 to 255 as uint8.")
     return x.float()
 
 
@@ -97,11 +95,8 @@ def image_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise CalgpError(f"{path} does not exist; give image files, or folders of them.")
-    found = sorted(
-        file
-        for file in path.rglob("*")
-        if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file()
-    )
+    images = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    found = sorted(file for file in images if not file.name.startswith("."))
     if not found:
         raise CalgpError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}).")
     return found

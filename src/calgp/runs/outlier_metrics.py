@@ -69,11 +69,8 @@ def out_of_distribution(
     for name, outside in _scores(columns).items():
         if name in own:
             intervals = metrics.bootstrap_ood(own[name], outside, resamples=RESAMPLES, seed=seed)
-            numbers = {
-                key: Number(each.estimate.item(), (each.low.item(), each.high.item()))
-                for key, each in intervals.items()
-            }
-            found[name] = OutOfDistribution(**numbers)
+            ends = {key: (each.low.item(), each.high.item()) for key, each in intervals.items()}
+            found[name] = OutOfDistribution(**{k: Number(one.estimate.item(), ends[k]) for k, one in intervals.items()})
     return found
 
 

@@ -173,9 +173,7 @@ def _read(path: Path) -> Iterator[bytes]:
 
 def _check_name(name: str, where: str) -> None:
     if not NAME.fullmatch(name):
-        raise CalgpError(
-            f"Invalid file name {short_repr(name)} in {where}: must be a plain path in the run; nothing was written."
-        )
+        raise CalgpError(f"Invalid file name {short_repr(name)} in {where}: must be a plain path; nothing was written.")
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -189,9 +187,7 @@ def _unpack_into(folder: Path, packed: IO[bytes], file: Path) -> None:
     if needed > whole:  # nothing is compressed, so the file must hold it all
         raise Damaged(file, f"it claims {needed:,} bytes of files, and has {whole:,} itself")
     if needed > (room := shutil.disk_usage(folder).free):
-        raise CalgpError(
-            f"{file} holds {needed:,} bytes, and there is room for {room:,}; make room, or unpack elsewhere."
-        )
+        raise CalgpError(f"{file} holds {needed:,} bytes, and there is room for {room:,}; unpack elsewhere.")
     for each in manifest.files:
         if packed.read(BLOCK) != _header(each.name, each.size):
             raise Damaged(file, f"{short_repr(each.name)} is not where the manifest says")
@@ -216,7 +212,7 @@ def _read_manifest(packed: IO[bytes], whole: int, file: Path) -> PackManifest:
     size = int(digits, 8) if re.fullmatch(rb"[0-7]{11}", digits) else -1
     if not 0 <= size <= min(LARGEST_JSON, whole) or header != _header(MANIFEST, size):
         raise Damaged(file, "it does not begin with the manifest of a packed run")
-    text, padding = packed.read(size), packed.read(len(_padding(size)))
+    text, padding = packed.read(size), packed.read(-size % BLOCK)
     try:
         manifest = parse(PackManifest, json.loads(text.decode("utf-8")))
     except (ValueError, RecursionError, CalgpError) as error:

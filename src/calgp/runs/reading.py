@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as hooked
 from torch.overrides import TorchFunctionMode
 
 from calgp.errors import CalgpError, short_repr
@@ -47,6 +45,7 @@ OPTIMISER_STATE = {  # of a parameter
     "adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}, "muon": {"step", "momentum_buffer"},
 }  # fmt: skip
 ADVICE = "copy it again or train again"
+MALFORMED = (LookupError, TypeError, AttributeError, EOFError, zlib.error)  # of content that is not as it was written
 
 
 class Stored(NamedTuple):
@@ -77,8 +76,9 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
     """What goes wrong in reading a file, as one clear sentence."""
     try:
         yield
-    except (OSError, ValueError, RecursionError, SafetensorError, CalgpError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, CalgpError, *MALFORMED) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        why = f"a part of it is not as it is written: {error!r}" if isinstance(error, MALFORMED) else why
         raise CalgpError(f"{path} cannot be read ({why[:300]}); {ADVICE}.") from None
 
 
@@ -158,11 +158,8 @@ def check_model(run: Run, task: Task, header: Header, path: Path, prefix: str = 
 
     `prefix` is what names of the model's tensors begin with in the file.
     """
-    stored = {
-        current_name(name.removeprefix(prefix)): each
-        for name, each in header.tensors.items()
-        if name.startswith(prefix)
-    }
+    tensors = header.tensors.items()
+    stored = {current_name(name.removeprefix(prefix)): each for name, each in tensors if name.startswith(prefix)}
     model = model_without_memory(run, task, most=4 * len(stored) + 100)
     described = {name: Stored(value.dtype, tuple(value.shape)) for name, value in model.state_dict().items()}
     if strange := sorted(set(stored) ^ set(described)):
@@ -201,12 +198,10 @@ def check_checkpoint(run: Run, task: Task, header: Header, path: Path, *, steps:
         if each.shape != wanted or not each.dtype.is_floating_point:
             raise _unfit(path, f"{short_repr(name)} is of {each.dtype} {list(each.shape)}, expected {list(wanted)}")
         states.setdefault(found[1], set()).add(found[2])
+    kinds = {p: "adam" if run.optimiser == "muon" and len(shapes[int(p)]) != 4 else run.optimiser for p in states}
+    right = all(names == OPTIMISER_STATE[kinds[place] or "adam"] for place, names in states.items())
     # an optimiser has nothing to keep before its first step that did not fail, nor of a parameter without gradient
-    wrong = False
-    for place, names in states.items():
-        by_adam = run.optimiser == "muon" and len(shapes[int(place)]) != 4  # all but filters
-        wrong |= names != OPTIMISER_STATE["adam" if by_adam else run.optimiser or "adam"]
-    if (state.step > state.failed and not states) or wrong:
+    if not right or (state.step > state.failed and not states):
         raise _unfit(path, f"it does not hold the state of the optimiser {run.optimiser}")
     return state
 
@@ -222,9 +217,7 @@ def check_columns(tensors: dict[str, Tensor], classes: int, path: Path) -> dict[
         for name, values in tensors.items():
             wide = name in ("log_probs", "spread", "sets")
             if n < 1 or values.shape != ((n, classes) if wide else (n,)):
-                raise ValueError(
-                    f"{short_repr(name)} has the shape {list(values.shape)}, not a row for each of {n} images"
-                )
+                raise ValueError(f"{short_repr(name)} has the shape {list(values.shape)}, not a row for each image")
             if name in kinds and values.dtype != kinds[name]:
                 raise ValueError(f"{short_repr(name)} is of {values.dtype}, expected {kinds[name]}")
             if name in ("log_probs", "spread", *floats) and not values.is_floating_point():
@@ -268,7 +261,8 @@ def _counting(most: int) -> Iterator[None]:
         if taken > most:
             raise CalgpError(f"run.json describes a model of more than {most} tensors, its file has far fewer.")
 
-    hooks = [register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count)]
+    hooks = [hooked.register_module_parameter_registration_hook(count)]
+    hooks.append(hooked.register_module_buffer_registration_hook(count))
     try:
         yield
     finally:
@@ -281,13 +275,12 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _check_size(handle: int, most: int) -> int:
+def _check_size(handle: int, most: int) -> None:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
     if found.st_size > most:
         raise ValueError(f"it has {found.st_size} bytes; at most {most} are read")
-    return found.st_size
 
 
 def _stored(name: str, entry: Any) -> Stored:

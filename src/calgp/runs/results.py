@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from calgp.data import Corruption
 from calgp.errors import CalgpError
@@ -58,11 +58,7 @@ class Reliability:
     def filled(self) -> list[tuple[float, float, int, float, float]]:
         """(left edge, right edge, count, accuracy, mean confidence) of the bins that hold something."""
         rows = zip(self.edges, self.edges[1:], self.count, self.accuracy, self.confidence, strict=False)
-        return [
-            (left, right, count, accuracy, confidence)
-            for left, right, count, accuracy, confidence in rows
-            if count and accuracy is not None and confidence is not None
-        ]
+        return [row for row in rows if row[2]]  # pyright: ignore[reportReturnType]  (accuracy and confidence are there)
 
 
 def _check_bins(edges: tuple[float, ...], count: tuple[float, ...]) -> None:
@@ -238,11 +234,9 @@ class Corrupted:
     def corruption(self) -> Corruption:
         return Corruption(self.kind, self.severity, self.seed)
 
-
-def _has_paper_and_authors(found: Mapping[str, float]) -> Mapping[str, float]:
-    if missing := {"paper", "authors"} - set(found):
-        raise ValueError(f"{min(missing)} is missing")
-    return found
+    @property
+    def label(self) -> str:
+        return self.corruption.label
 
 
 @dataclass(frozen=True)
@@ -283,7 +277,7 @@ class Evaluation:
     decisions: DecisionMetrics | None = None
     scores: Scores | None = None
     intervals: Intervals | None = None
-    ece_variants: Annotated[dict[Text, float], AfterValidator(_has_paper_and_authors)] | None = None
+    ece_variants: dict[Text, float] | None = None
     reliability: Reliability | None = None
     confusion: Confusion | None = None  # since 0.2.0
     selective: dict[Text, Selective] = field(default_factory=dict)
@@ -296,12 +290,19 @@ class Evaluation:
         missing = [name for name in INSIDE if getattr(self, name) is None]
         if not self.outside and missing:
             raise ValueError(f"{missing[0]} is missing")
-        if self.ood is not None and (absent := {"entropy", "mutual_information"} - set(self.ood)):
-            raise ValueError(f"ood.{min(absent)} is missing")
+        for name, keys in (("ood", {"entropy", "mutual_information"}), ("ece_variants", {"paper", "authors"})):
+            if (given := getattr(self, name)) is not None and (absent := keys - set(given)):
+                raise ValueError(f"{name}.{min(absent)} is missing")
 
     @property
     def passes(self) -> Passes:
         return Passes(self.samples, self.engine)
+
+    @property
+    def named(self) -> tuple[str, CalibratorName | None, str | None]:
+        """What names its files: the source, the calibrator and the corruption."""
+        shift = self.corruption
+        return (self.source, self.calibrator, None) if shift is None else (shift.of, self.calibrator, shift.label)
 
     @property
     def computed_by(self) -> str:

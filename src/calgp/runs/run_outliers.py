@@ -108,15 +108,12 @@ def read_outliers(folder: RunFolder) -> RunOutliers | None:
     header = read_header(path)
     tensors = dict(read_tensors(path, header))
     with wrap_read_errors(path):
-        try:
-            described, projection = header.metadata, tensors.pop("projection", None)
-            score = from_state(described["score"], described["settings"], tensors)
-            found = RunOutliers(score, projection, Threshold(**described["threshold"]))
-            width = len(tensors["centre"]) if projection is None else len(projection)
-            one = Predictive(torch.zeros(1, 1), torch.zeros(1), torch.zeros(1, 1), 1)
-            value = score.score(project(torch.zeros(1, width), projection), one)
-            if not value.isfinite().all() or not isinstance(found.threshold.threshold, float):
-                raise ValueError("its numbers are not finite")
-        except (LookupError, TypeError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"a part of it is not as it is written: {str(error)[:200]}") from None
+        described, projection = header.metadata, tensors.pop("projection", None)
+        score = from_state(described["score"], described["settings"], tensors)
+        found = RunOutliers(score, projection, Threshold(**described["threshold"]))
+        width = len(tensors["centre"]) if projection is None else len(projection)
+        one = Predictive(torch.zeros(1, 1), torch.zeros(1), torch.zeros(1, 1), 1)
+        value = score.score(project(torch.zeros(1, width), projection), one)
+        if not value.isfinite().all() or not isinstance(found.threshold.threshold, float):
+            raise ValueError("its numbers are not finite")
     return found

@@ -59,7 +59,11 @@ class TrainingData:
         if validation is None and not share:
             return TrainingData(images, None)
         train, held_out = images.split(share, seed) if validation is None else (images, validation)
-        return TrainingData(train, held_out) if run.patience is None else TrainingData(train, *_halves(held_out, seed))
+        if run.patience is None:
+            return TrainingData(train, held_out)
+        if len(held_out) < 2:
+            raise CalgpError(f"The hold-out has {len(held_out)} image; patience needs two, as half are to stop by.")
+        return TrainingData(train, *held_out.split(0.5, seed))
 
 
 def default_holdout(images: int) -> float:
@@ -69,14 +73,6 @@ def default_holdout(images: int) -> float:
     (0.0, 0.1)
     """
     return 0.1 if images >= FEWEST else 0.0
-
-
-def _halves(held_out: Images, seed: int) -> tuple[Images, Images]:
-    if len(held_out) < 2:
-        raise CalgpError(
-            f"The hold-out has {len(held_out)} image; patience needs two at least, one half to stop by and one to keep."
-        )
-    return held_out.split(0.5, seed)
 
 
 def class_weights(run: Run, train: Images) -> Float[Tensor, "Q"] | None:

@@ -73,10 +73,9 @@ def _training_images(card: Card, directory: Path | None) -> Check:
 def _evaluation(classifier: Classifier, directory: Path | None, what: str, before: Evaluation) -> Check:
     shift = before.corruption
     source, corruption = (before.source, None) if shift is None else (shift.of, shift.corruption)
+    convert, skip = before.convert, before.skip_unreadable
     try:
-        images = classifier.test_images(
-            source, directory=directory, convert=before.convert, skip_unreadable=before.skip_unreadable
-        )
+        images = classifier.test_images(source, directory=directory, convert=convert, skip_unreadable=skip)
     except CalgpError as error:
         return Check(what, "not checked", str(error))
     if before.samples > MOST_SAMPLES:
@@ -85,14 +84,13 @@ def _evaluation(classifier: Classifier, directory: Path | None, what: str, befor
     try:
         now, predicted = evaluate_images(
             again, source, images=images, passes=before.samples, engine=before.engine, seed=before.seed,
-            convert=before.convert, skip_unreadable=before.skip_unreadable, corruption=corruption,
+            convert=convert, skip_unreadable=skip, corruption=corruption,
         )  # fmt: skip
     except CalgpError as error:  # the run's own predictions, to compare images of other classes with
         return Check(what, "not checked", str(error))
     if now.checksum != before.checksum:
         return Check(what, "differs", f"{source} is not what the run was evaluated on")
-    name = classifier.folder.predictions_name(source, before.calibrator, corruption.label if corruption else None)
-    stored = classifier.folder.columns(name, len(classifier.classes)) or {}
+    stored = classifier.folder.columns(classifier.folder.predictions_name(*before.named), len(classifier.classes)) or {}
     stored = {key: value for key, value in stored.items() if key not in DECIDED}
     return _compare(what, before, now, stored, predicted.columns | predicted.stored)
 
@@ -108,7 +106,7 @@ def _compare(
     if old == new and all(name in made and value.equal(made[name]) for name, value in stored.items()):
         return Check(what, "same bits", "", probability, score)
     within = score <= PROBABILITY + 2 / before.n and (probability is None or probability <= PROBABILITY)
-    if not within:
+    if not within:  # also when a difference is NaN
         return Check(what, "differs", "beyond the tolerance", probability, score)
     if before.environment == now.environment:
         return Check(what, "differs", "the same versions, threads and processor gave other bits", probability, score)

@@ -10,10 +10,10 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from calgp.errors import CalgpError, name_error
-from calgp.runs.failures import Interrupted
+from calgp.runs.failures import Interrupted, signals_handled
 from calgp.runs.process import tune_process
 
 FAILURES = (CalgpError, RuntimeError, MemoryError)  # of one task; the others go on
@@ -71,20 +71,14 @@ class SerialEngine(Engine):
     def run(self, work, tasks, *, ended, watch) -> None:
         for task in tasks:
             watch([RunningTask(task, 0.0)])
-
-            def share(part: float, task: Any = task) -> None:
-                watch([RunningTask(task, part)])
-
-            ended(task, _attempt(work, task, share))
+            ended(task, _attempt(work, task, lambda share, task=task: watch([RunningTask(task, share)])))
 
 
 @dataclass(frozen=True)
 class Processes(Engine):
     """Several tasks at a time, each in a process of one thread; one that dies is replaced, its task done again.
 
-    joblib 1.6 (loky) was tried in its place (results/notes/scaling.md). A worker that the system kills ends all there:
-    TerminatedWorkerError, with the results of none of six tasks, where the same kill costs one repetition here. SIGINT
-    to the command alone kills its workers before they save; a task cannot say how far it is.
+    joblib was tried in its place: a worker that the system kills ends all tasks there (results/notes/scaling.md).
     """
 
     jobs: int
@@ -148,7 +142,7 @@ class _Slot:
 
     def __init__(self, context: Any, stop: Any) -> None:
         self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(stop, dict(os.environ)))
-        with _deaf():  # a process starts deaf to Ctrl-C, as its parent is at that moment
+        with signals_handled(signal.SIG_IGN, signal.SIGINT):  # a process starts as deaf to Ctrl-C as its parent is
             self.process = self.pool.submit(os.getpid)
 
     def submit(self, work: Work[Task], task: Task) -> Future[str | None]:
@@ -175,18 +169,6 @@ def _save(busy: dict[Future[str | None], tuple[_Slot, int]]) -> None:
             slot.signal(getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
-@contextmanager
-def _deaf() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _attempt(work: Work[Task], task: Task, watch: Callable[[float], None] = lambda share: None) -> str | None:
     """Why a task failed; None if it did not."""
     try:
@@ -203,13 +185,10 @@ _stop: Any = None  # in a process of the pool: whether nothing more is to be beg
 
 def _interruptible_attempt(work: Work[Task], task: Task) -> str | None:
     """Ctrl-C is the parent's business, which sends it on: a training saves itself, all else is done again."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with signals_handled(signal.default_int_handler, signal.SIGINT):
         if _stop is not None and _stop.is_set():
             raise Interrupted(STOPPED)
         return _attempt(work, task)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _begin(stop: Any, environment: dict[str, str]) -> None:

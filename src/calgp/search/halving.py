@@ -64,10 +64,8 @@ class Budget:
     @property
     def rungs(self) -> tuple[tuple[int, int], ...]:
         """(pilots, steps of each) of every rung, from many short ones to a few long ones."""
-        last = len(self._counts) - 1
-        return tuple(
-            (count, round(self.steps / self.factor ** (last - rung))) for rung, count in enumerate(self._counts)
-        )
+        counts = self._counts
+        return tuple((n, round(self.steps / self.factor ** (len(counts) - rung))) for rung, n in enumerate(counts, 1))
 
     def images_of(self, steps: int) -> int | None:
         """The training images of the rung with so many steps; None: all."""

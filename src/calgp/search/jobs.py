@@ -14,18 +14,15 @@ from calgp.data.corruptions import corrupted
 from calgp.data.sources import open_source
 from calgp.errors import CalgpError
 from calgp.run import Run
-from calgp.runs.classifier import Classifier
-from calgp.runs.description import identity
+from calgp.runs import Classifier, Evaluation, RunFolder, identity
 from calgp.runs.evaluation import test_images
-from calgp.runs.folder import RunFolder
 from calgp.runs.reading import read_json
-from calgp.runs.results import Evaluation
 from calgp.runs.training_data import held_out_images
 from calgp.runs.writing import wrap_os_errors, write_files
 from calgp.search.duration import count_of_test_images, count_of_training_images, seconds
 from calgp.search.engines import Engine, RunningTask, SerialEngine
 from calgp.search.image_scores import image_scores, image_scores_name, packed
-from calgp.training.run_training import train_run
+from calgp.training import train_run
 
 TEMPERATURE = "temperature"
 SMALL = ("scores-*.json", "log.jsonl", "calibration.json")  # what is kept of a run besides run.json

@@ -18,12 +18,9 @@ from calgp.data.shard_index import ShardFiles
 from calgp.data.shards import shard_paths
 from calgp.errors import CalgpError
 from calgp.gp import Engine as PredictionEngine
-from calgp.runs.classifier import Classifier
-from calgp.runs.devices import open_device
+from calgp.runs import Classifier, Prediction, RunFolder, open_device
 from calgp.runs.evaluation import BATCH, colour_of
-from calgp.runs.folder import RunFolder
 from calgp.runs.inputs import image_files
-from calgp.runs.prediction import Prediction
 from calgp.runs.reading import is_file
 from calgp.runs.record import Count, Text
 from calgp.runs.writing import write_files
@@ -146,9 +143,7 @@ def find_files(paths: Sequence[Path]) -> ImageFiles:
     if not archives:
         return LooseFiles.of([file for path in paths for file in image_files(path)])
     if len(archives) < len(paths):
-        raise CalgpError(
-            f"Invalid images: tar files such as {archives[0]} go without others; predict those by themselves."
-        )
+        raise CalgpError(f"Invalid images: tar files such as {archives[0]} go without others; predict these apart.")
     found = [shard for path in archives for shard in shard_paths(path)]
     if not found:
         raise CalgpError(f"There are no shards {archives[0]}; give tar files, or a pattern such as photos-*.tar.")
@@ -196,4 +191,4 @@ def _columns(found: Prediction, files: ImageFiles, kept: Sequence[int]) -> dict[
         "outlier": found.outliers, "abstains": found.abstains, "sets": found.sets,
     }  # fmt: skip
     names = np.array([files.names[number] for number in kept])
-    return {"names": names} | {name: column.numpy() for name, column in columns.items() if column is not None}
+    return {"names": names} | {name: each.numpy() for name, each in columns.items() if each is not None}

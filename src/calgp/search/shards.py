@@ -144,9 +144,7 @@ def with_shard(folder: Path, manifest: M, number: int) -> M:
     """Write the manifest that also names a shard, whose file is there."""
     path = folder / manifest.shard_name(number)
     if not is_file(path):
-        raise CalgpError(
-            f"{path} was made elsewhere and is not here: all machines must see the same folder under the same path."
-        )
+        raise CalgpError(f"{path} was made elsewhere and is not here: all machines must see the folder at one path.")
     shards = [*manifest.shards, *[None] * (number + 1 - len(manifest.shards))]
     shards[number] = Shard(manifest.rows_of(number), sha256(path))
     manifest = replace(manifest, shards=tuple(shards))  # type: ignore[type-var]  (each is a dataclass)
@@ -174,8 +172,7 @@ def check_folder(folder: Path, wanted: Sharded) -> None:
     with wrap_os_errors(folder):
         if folder.exists() and not folder.is_dir():
             raise CalgpError(f"Invalid --out {folder}: must be a folder, but it is a file; choose another name.")
-        strange = folder.is_dir() and not is_file(folder / MANIFEST) and any(p.name != LOCK for p in folder.iterdir())
-        if strange:
+        if folder.is_dir() and not is_file(folder / MANIFEST) and any(p.name != LOCK for p in folder.iterdir()):
             raise CalgpError(f"Invalid --out {folder}: it holds other files than {wanted.holds}; choose a new folder.")
 
 
@@ -201,14 +198,9 @@ def _begin(folder: Path, wanted: M) -> M:
                 f"Invalid --out {folder}: it holds {wanted.holds} with other {what} ({str(begun)[:80]}, now "
                 f"{str(asked)[:80]}); choose another folder, or remove this one."
             )
-    return replace(there, shards=_intact(folder, there))  # type: ignore[type-var]
-
-
-def _intact(folder: Path, manifest: Sharded) -> tuple[Shard | None, ...]:
-    """The shards that are as they were written; None in the place of others."""
-    found = list(manifest.shards[: manifest.shard_count])
-    for number, shard in enumerate(found):
-        path = folder / manifest.shard_name(number)
+    kept = list(there.shards[: there.shard_count])
+    for number, shard in enumerate(kept):
+        path = folder / there.shard_name(number)
         if shard is not None and (not is_file(path) or sha256(path) != shard.sha256):
-            found[number] = None
-    return tuple(found)
+            kept[number] = None  # it is made again
+    return replace(there, shards=tuple(kept))  # type: ignore[type-var]

@@ -87,10 +87,8 @@ class Sweep:
         found: dict[str, dict[str, Json]] = {}
         for index in range(100 * self.random + 1000):  # whole numbers of a short range may not be so many
             generator = random.Random(f"{self.draw_seed}/{index}")  # noqa: S311 (nothing is secret)
-            setting = {
-                name: axis.draw(generator) if isinstance(axis, Range) else generator.choice(axis)
-                for name, axis in self.axes.items()
-            }
+            axes = self.axes.items()
+            setting = {n: a.draw(generator) if isinstance(a, Range) else generator.choice(a) for n, a in axes}
             found.setdefault(json.dumps(setting), setting)
             if len(found) == self.random:
                 break
@@ -260,8 +258,7 @@ def run_sweep(
 
 def found_by(sweep: Sweep, out: Path) -> list[SweepResult]:
     """A row for each setting, the best on the hold-out first."""
-    where = Paths(out / "runs")
-    rows = [_found(sweep, setting, jobs, where) for setting, jobs in sweep.jobs_by_setting()]
+    rows = (_found(sweep, setting, jobs, Paths(out / "runs")) for setting, jobs in sweep.jobs_by_setting())
     return sorted(rows, key=lambda found: found.order)
 
 
@@ -280,10 +277,8 @@ def _found(sweep: Sweep, setting: Mapping[str, Json], jobs: Sequence[Job], where
     )
 
 
-def _averages(
-    done: Iterable[tuple[Run, RunFolder]], sweep: Sweep, source: str
-) -> dict[str, tuple[float, float | None]]:
-    found = [evaluation(folder, run, source, sweep.samples) for run, folder in done]
+def _averages(done: Iterable[tuple[Run, RunFolder]], sweep: Sweep, name: str) -> dict[str, tuple[float, float | None]]:
+    found = [evaluation(folder, run, name, sweep.samples) for run, folder in done]
     scores = [each.own.scores for each in found if each is not None]
     return {name: average([getattr(each, name) for each in scores]) for name in METRICS} if scores else {}
 
@@ -314,8 +309,8 @@ def write_sweep(
 ) -> dict[str, Json]:
     """Write table.csv, table.json and report.html; what the JSON holds."""
     rows = plain_rows(found)
-    best, table = best_command(found), dict[str, Json]()
-    table |= {
+    best = best_command(found)
+    table: dict[str, Json] = {
         "command": command,
         "seeds": list(sweep.seeds),
         "samples": sweep.samples,
@@ -327,11 +322,9 @@ def write_sweep(
         title=" × ".join(sweep.axes) or "One setting",
         command=command,
         best=best,
-        rows=[
-            (worded(each.setting), f"{len(each.seeds)} of {each.planned}", each.held_out, each.test) for each in found
-        ],
+        rows=[(worded(one.setting), f"{len(one.seeds)} of {one.planned}", one.held_out, one.test) for one in found],
         failures=list(failures.values()),
     )
-    content = json.dumps(table, indent=1) + "\n"
-    write_files(out, {"table.csv": csv_text(rows), "table.json": content, "report.html": page})
+    files = {"table.csv": csv_text(rows), "table.json": json.dumps(table, indent=1) + "\n", "report.html": page}
+    write_files(out, files)
     return table

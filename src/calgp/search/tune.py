@@ -5,18 +5,20 @@ Test images are never loaded. A search is resumed by doing it again: pilots that
 
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, ValidationError
 
 from calgp import metrics
 from calgp.errors import CalgpError
 from calgp.gp import NumericalError
 from calgp.methods.space import Axis
+from calgp.options import adapter
 from calgp.runs import Run, RunFolder
 from calgp.runs.description import from_folder, to_json
 from calgp.runs.fit_calibrator import cross_fitted
@@ -195,9 +197,7 @@ def with_options(run: Run, options: Options) -> Run:
 
 def options_of(run: Run, names: Iterable[str]) -> Options:
     """The run's own values of options."""
-    return {
-        name: getattr(run.method, name.removeprefix("method.")) if "." in name else getattr(run, name) for name in names
-    }
+    return {name: operator.attrgetter(name)(run) for name in names}
 
 
 def scored(pilot: Pilot, job: Job, where: Paths, calibrator: str | None) -> Pilot:
@@ -215,12 +215,9 @@ def scored(pilot: Pilot, job: Job, where: Paths, calibrator: str | None) -> Pilo
     return replace(pilot, mnll=scores.mnll, err=scores.err, ece=scores.ece, seconds=seconds)
 
 
-_LOG = TypeAdapter(TuningLog)
-
-
 def write_log(log: TuningLog, path: Path) -> None:
     """Write a log as JSON, with what follows from it for readers; the file appears whole or not at all."""
-    data = json.loads(_LOG.dump_json(log))
+    data = json.loads(adapter(TuningLog).dump_json(log))
     data["found"] = {
         "options": log.winner.options,
         "edges": [asdict(edge) for edge in log.edges],
@@ -233,7 +230,7 @@ def write_log(log: TuningLog, path: Path) -> None:
 def read_log(path: Path) -> TuningLog:
     """A log that `write_log` wrote, checked: its types, and that it spent its budget exactly."""
     try:
-        return _LOG.validate_python(read_json(path))
+        return adapter(TuningLog).validate_python(read_json(path))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

@@ -14,11 +14,10 @@ from calgp.data import Images
 from calgp.gp import Bound
 from calgp.nets import Task, program_features
 from calgp.run import EPOCHS, Run
+from calgp.runs import RunFolder, TrainingData, on_first
 from calgp.runs.build import build
 from calgp.runs.environment import computes_in_bf16
-from calgp.runs.folder import RunFolder
-from calgp.runs.ranks import on_first
-from calgp.runs.training_data import TrainingData, class_weights
+from calgp.runs.training_data import class_weights
 from calgp.training.augmentation import mirror_is_harmless
 from calgp.training.loop import fit, make_optimiser
 

@@ -14,15 +14,14 @@ from calgp.errors import CalgpError
 from calgp.gp import Bound, Model, NumericalError
 from calgp.nets import Task, program_features, standardisers
 from calgp.run import Run
+from calgp.runs import Card, Interrupted, RunFolder, TrainingData, on_first, score
 from calgp.runs.build import build
-from calgp.runs.card import Card
 from calgp.runs.environment import Environment, environment, training_arithmetic
-from calgp.runs.evaluation import score
-from calgp.runs.failures import Interrupted, interruptible, require_finite
-from calgp.runs.folder import CHECKPOINT, RunFolder
-from calgp.runs.ranks import on_first, same_buffers, summed
+from calgp.runs.failures import interruptible, require_finite
+from calgp.runs.folder import CHECKPOINT
+from calgp.runs.ranks import same_buffers, summed
 from calgp.runs.results import Checkpoint, HoldoutRecord, NoteRecord, TrainRecord
-from calgp.runs.training_data import TrainingData, class_weights
+from calgp.runs.training_data import class_weights
 from calgp.training.checkpoint import EarlyStopping, LoadedCheckpoint, save_checkpoint
 from calgp.training.defaults import task_of
 from calgp.training.fine_tune import train_head
@@ -95,10 +94,8 @@ class ResumableTraining:
                         self._save(self.progress)
                     saved = time.monotonic()
                 if stopped and not last:
-                    raise Interrupted(
-                        f"Stopped after step {step.step} of {step.steps}. Go on with: calgp train --resume "
-                        f"{folder.path}"
-                    )
+                    done = f"Stopped after step {step.step} of {step.steps}."
+                    raise Interrupted(f"{done} Go on with: calgp train --resume {folder.path}")
                 if last:
                     break
         if self.stopping is not None:
@@ -214,9 +211,7 @@ def _check(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> 
     if folder.finished:
         raise CalgpError(f"{folder.path} is finished: there is nothing to resume.")
     if data.train.checksum() != folder.card().checksum:
-        raise CalgpError(
-            f"The training images are not those that {folder.path} was begun with; resuming would mix them."
-        )
+        raise CalgpError(f"The training images are not those that {folder.path} was begun with; they would be mixed.")
 
 
 def _checkpoint(run: Run, folder: RunFolder, data: TrainingData, *, resume: bool) -> LoadedCheckpoint | None:

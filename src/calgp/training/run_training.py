@@ -15,18 +15,16 @@ from calgp.json_values import Json
 from calgp.methods import Method
 from calgp.nets import Backbone
 from calgp.run import Run, default_name
+from calgp.runs import Calibration, Card, Classifier, RunFolder, TrainingData, from_json, on_first, to_json, together
 from calgp.runs.build import build
-from calgp.runs.card import Card
-from calgp.runs.classifier import Classifier
-from calgp.runs.description import flat, from_json, to_json
+from calgp.runs.description import flat
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
 from calgp.runs.fit_calibrator import fit_temperature_if_better, fitted_on, held_out_log_probs
-from calgp.runs.folder import CHECKPOINT, RunFolder, slug
-from calgp.runs.ranks import check_same, on_first, owned, together, wrap_lost_ranks
-from calgp.runs.results import Calibration, NoteRecord
+from calgp.runs.folder import CHECKPOINT, slug
+from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
+from calgp.runs.results import NoteRecord
 from calgp.runs.run_outliers import fit_outliers, write_outliers
-from calgp.runs.training_data import TrainingData
 from calgp.training.defaults import default_precision, resolved, with_steps
 from calgp.training.fine_tune import fine_tuning_run
 from calgp.training.loop import Step
@@ -76,9 +74,8 @@ def train_run(
             return Classifier.load(folder, fabric=fabric)
         run = with_steps(run, folder, data, fabric, accumulate=accumulate)
         training = ResumableTraining(run, folder, fabric, data, resume=resume, accumulate=accumulate)
-        model, card = training.make_steps(
-            every=CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds, watch=watch
-        )
+        every = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+        model, card = training.make_steps(every=every, watch=watch)
         del training  # its optimiser takes more memory than the model
         return _finished(run, model, card, data, folder, fabric)
 
@@ -111,9 +108,8 @@ def _finished(run: Run, model: Model, card: Card, data: TrainingData, folder: Ru
     folder.write_tensors("model.safetensors", model.state_dict())
     folder.remove(CHECKPOINT)
     fabric.barrier()  # no rank is done before the model is there
-    return Classifier(
-        _as_loaded(model, card), card, folder=folder, calibration=calibration, outliers=outliers, fabric=fabric
-    )
+    fitted = {"calibration": calibration, "outliers": outliers}
+    return Classifier(_as_loaded(model, card), card, folder=folder, fabric=fabric, **fitted)
 
 
 def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFolder, card: Card) -> Calibration | None:

@@ -10,17 +10,11 @@ from torch import Tensor, nn
 from calgp.data import Images
 from calgp.errors import CalgpError, name_error
 from calgp.nets.last_layer import LastLayer
+from calgp.posthoc import last_layer
 from calgp.posthoc import outliers as outlier_scores
 from calgp.posthoc.calibration import Temperature
 from calgp.posthoc.decisions import Wanted
-from calgp.posthoc.last_layer import (
-    MOST_TRIED,
-    LastLayerPosterior,
-    Structure,
-    UncertaintyScaling,
-    fit_last_layer,
-    log_odds_variance,
-)
+from calgp.posthoc.last_layer import MOST_TRIED, LastLayerPosterior, Structure, UncertaintyScaling, fit_last_layer
 from calgp.posthoc.outliers import Combined, Entropy, MaximumProbability, Threshold
 from calgp.runs.fit_decisions import fit_decisions
 from calgp.runs.run_outliers import ONE_PASS
@@ -124,9 +118,7 @@ def _parted(held: Collected, share: float, seed: int, *, decides: bool) -> tuple
     order = torch.randperm(len(held.y), generator=torch.Generator().manual_seed(seed))
     fitting, deciding = (held.take(rows) for rows in order.tensor_split([max(1, round(share * len(held.y)))]))
     if decides and not len(deciding.y):
-        raise CalgpError(
-            f"A share of {share:g} leaves none of {len(held.y)} held-out images for thresholds and sets; hold out more."
-        )
+        raise CalgpError(f"share={share:g} leaves none of {len(held.y)} held-out images to decide on; hold out more.")
     return fitting, deciding
 
 
@@ -144,7 +136,7 @@ def _scaled_by_all(upgraded: UpgradedClassifier, held: Collected) -> Upgrade:
 
 def _variance(posterior: LastLayerPosterior, data: Collected) -> Tensor:
     """Of the log-odds of each label, [N]."""
-    found = [log_odds_variance(f, posterior.logit_covariance(c)) for c, f in parts(data.c, data.f)]
+    found = [last_layer.log_odds_variance(f, posterior.logit_covariance(c)) for c, f in parts(data.c, data.f)]
     return torch.cat(found).double()
 
 
@@ -152,9 +144,7 @@ def _check_posterior(posterior: str, structure: str | None, train: Data | None) 
     if posterior not in get_args(Uncertainty):
         raise name_error("There is no posterior", posterior, get_args(Uncertainty))
     if posterior == "gp" and structure is not None:
-        raise CalgpError(
-            f"Invalid structure={structure!r}: it is of Laplace's Hessian. Leave it out with posterior='gp'."
-        )
+        raise CalgpError(f"Invalid structure={structure!r}: it is of Laplace's Hessian; leave it out with a gp.")
     if posterior == "gp" and train is None:
         raise CalgpError("posterior='gp' needs the data that the network was trained on: give train as well.")
 

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from calgp.errors import name_error
 from calgp.gp.frequencies import orthogonal
 from calgp.gp.kernels import RBF, fourier
 from calgp.gp.laplace import accumulate, shared
 from calgp.posthoc import last_layer
+from calgp.posthoc.checks import check_choice
 from calgp.posthoc.last_layer import LastLayerPosterior
 
 N_RF = 512
@@ -58,9 +58,7 @@ POSTERIORS: dict[str, type[LastLayerPosterior]] = last_layer.POSTERIORS | {"gp":
 
 def posterior_from(structure: str, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> LastLayerPosterior:
     """A posterior from what `numbers` and `tensors` gave."""
-    if structure not in POSTERIORS:
-        raise name_error("There is no structure", structure, POSTERIORS)
-    return POSTERIORS[structure](**tensors, **numbers)  # pyright: ignore[reportCallIssue]
+    return POSTERIORS[check_choice("structure", structure, POSTERIORS)](**tensors, **numbers)  # pyright: ignore[reportCallIssue]
 
 
 def candidates(c: Float[Tensor, "N d"], f: Float[Tensor, "N Q"]) -> Iterator[FixedMeanGP]:

@@ -50,9 +50,7 @@ def collected(network: nn.Module, data: Data, layer: str | None, *, keyed: bool 
         c, f = last(x)
         low, high = (int(end) for end in y.aminmax())
         if low < 0 or high >= f.shape[1]:
-            raise CalgpError(
-                f"Labels must lie in 0 … {f.shape[1] - 1}; these run from {low} to {high}. Number them from 0."
-            )
+            raise CalgpError(f"Labels must lie in 0 … {f.shape[1] - 1}; these run from {low} to {high}.")
         parts.append((c.cpu(), f.cpu(), y.cpu().long(), keyed_uniform(x) if keyed else torch.zeros(len(y))))
     if last is None:
         raise CalgpError("There are no data to fit or measure on.")
@@ -78,9 +76,7 @@ def batches_of(data: Data) -> Iterator[tuple[Tensor, Any]]:
         yield from ((x[at : at + size], y[at : at + size]) for at in range(0, len(x), size))
         return
     if not isinstance(data, Dataset | Iterable):
-        raise CalgpError(
-            f"Data must be (x, y), a loader or data set of such pairs, or images; there is {_described(data)}."
-        )
+        raise CalgpError(f"Data must be (x, y), a loader or data set of such, or images; there is {_described(data)}.")
     for batch in _collated(data) if isinstance(data, Dataset) else data:
         if isinstance(batch, Tensor):
             yield batch, None

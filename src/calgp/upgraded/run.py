@@ -11,22 +11,20 @@ from torch import Tensor
 
 from calgp.data import Images
 from calgp.errors import CalgpError
-from calgp.gp import Batch, Engine, Passes, Predictive
+from calgp.gp import Batch, Passes, Predictive
 from calgp.methods import METHODS
 from calgp.nets import Task, Wrapped
 from calgp.nets.last_layer import LastLayer
 from calgp.nets.program import Program, ProgramNetwork, describe
 from calgp.posthoc.outliers import Threshold
 from calgp.run import Run
-from calgp.runs.card import Card
-from calgp.runs.classifier import Classifier
+from calgp.runs import Calibration, Card, Classifier, Evaluation, FittedDecisions, RunFolder
 from calgp.runs.environment import environment
 from calgp.runs.evaluation import on_cpu
 from calgp.runs.export import Exportable, outputs_of
-from calgp.runs.folder import RunFolder
+from calgp.runs.folder import check_new
 from calgp.runs.reading import read_header, read_tensors, wrap_read_errors
 from calgp.runs.record import parse, to_json
-from calgp.runs.results import Calibration, Evaluation, FittedDecisions
 from calgp.runs.run_outliers import ONE_PASS
 from calgp.upgraded.classifier import Kept, Upgrade, UpgradedClassifier
 
@@ -41,6 +39,8 @@ class UpgradedRun(Classifier):
     It takes images, as all classifiers of run folders do. `upgraded` is what takes tensors.
     """
 
+    maskless = "An upgraded classifier"
+
     def __init__(self, upgraded: UpgradedClassifier, card: Card, **options: Any) -> None:
         super().__init__(upgraded.network.network, card, **options)  # type: ignore[arg-type]  (it predicts itself)
         self.upgraded, self.outlier_names = upgraded, upgraded.outlier_names
@@ -48,40 +48,23 @@ class UpgradedRun(Classifier):
     @staticmethod
     def read(folder: RunFolder, card: Card, *, decided: bool = True, fabric: Fabric | None = None) -> "UpgradedRun":
         """From the files of a folder, whose card has been read."""
-        path = folder.path / MODEL
+        path, task = folder.path / MODEL, card.task
         header = read_header(path)
         tensors = read_tensors(path, header)
         with wrap_read_errors(path):
-            upgraded = UpgradedRun._parts(card, header.metadata, tensors)
-        decisions = folder.decisions() if decided else None
-        return UpgradedRun(upgraded, card, folder=folder, decisions=decisions, fabric=fabric)
-
-    @staticmethod
-    def _parts(card: Card, described: dict[str, Any], tensors: dict[str, Tensor]) -> UpgradedClassifier:
-        try:
-            fitted = parse(Upgrade, described["upgrade"])
-            if (fitted.classes, fitted.shape) != (
-                card.classes,
-                (card.task.channels, card.task.height, card.task.width),
-            ):
+            fitted = parse(Upgrade, header.metadata["upgrade"])
+            if (fitted.classes, fitted.shape) != (card.classes, (task.channels, task.height, task.width)):
                 raise ValueError("it is not of the classes and images that run.json describes")
             own = {name.removeprefix(NETWORK): each for name, each in tensors.items() if name.startswith(NETWORK)}
-            program = Program(described["program"], own)
+            program = Program(header.metadata["program"], own)
             network = ProgramNetwork(program, fitted.layer, tensors["weight"], tensors.get("bias"))
-            return UpgradedClassifier.of(network, fitted, tensors)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"a part of it is not as it is written: {error!r}") from None
+            upgraded = UpgradedClassifier.of(network, fitted, tensors)
+        decisions = folder.decisions() if decided else None
+        return UpgradedRun(upgraded, card, folder=folder, decisions=decisions, fabric=fabric)
 
     @property
     def outlier_threshold(self) -> Threshold | None:
         return super().outlier_threshold or self.upgraded.fitted.threshold
-
-    def passes(self, count: int | None = None, engine: Engine | None = None, seed: int = 0) -> Passes:
-        if count not in (None, 1) or engine not in (None, "moments"):
-            raise CalgpError(
-                "An upgraded classifier has no masks to draw: one pass is all. Leave out passes and engine."
-            )
-        return ONE_PASS
 
     def predict_as_trained(self, data: Iterable[Batch], how: Passes, *, seed: int) -> Iterator[Predictive]:
         for x, _ in data:
@@ -92,10 +75,7 @@ class UpgradedRun(Classifier):
         return 4 * 16 * x.numel(), False
 
     def calibrate(self, calibrator: str = "temperature", **options: Any) -> Calibration:
-        raise CalgpError(
-            f"{self.folder.path} is calibrated already, by `calgp.upgrade`: upgrade the network again with other "
-            "held-out images."
-        )
+        raise CalgpError(f"{self.folder.path} is calibrated already: upgrade it again with other held-out images.")
 
     def evaluate(self, source: str | None = None, **options: Any) -> Evaluation:
         """As of any classifier; a folder that was saved without a source takes the first one that has its classes."""
@@ -166,19 +146,12 @@ def write_folder(
             raise CalgpError(f"Invalid {name}={list(each)}: must have a number for each of {shape[0]} channels.")
     described, network = describe(last, shape, mean=mean, std=std)
     folder = RunFolder(path)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CalgpError(f"{path} is there already; choose the name of a new folder.")
-    folder.create(_card(upgraded, source))
+    check_new(path)
+    name, task = type(last.network).__name__, Task(*shape, classes=len(fitted.classes))
+    run = Run(METHODS["cnn"], Wrapped(name), source=UNKNOWN if source is None else source)
+    folder.create(Card(run, task, fitted.classes, fitted.train, UNKNOWN, (), environment(), upgraded=name))
     with folder.owned():
         if fitted.decisions is not None:
             folder.write_decisions(fitted.decisions)
         tensors = upgraded.tensors() | {f"{NETWORK}{name}": each for name, each in network.items()}
         folder.write_tensors(MODEL, tensors, {"upgrade": to_json(fitted), "program": described})
-
-
-def _card(upgraded: UpgradedClassifier, source: str | None) -> Card:
-    fitted, name = upgraded.fitted, type(upgraded.network.network).__name__
-    channels, height, width = fitted.shape
-    run = Run(METHODS["cnn"], Wrapped(name), source=UNKNOWN if source is None else source)
-    task = Task(channels, height, width, classes=len(fitted.classes))
-    return Card(run, task, fitted.classes, fitted.train, UNKNOWN, (), environment(), upgraded=name)

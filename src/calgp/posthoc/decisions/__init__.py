@@ -16,13 +16,7 @@ fitted on: neither the model nor its calibrator. Everything is computed in float
 tensor([[ True,  True, False]])
 """
 
-from calgp.posthoc.decisions.prediction_sets import (
-    KINDS,
-    PredictionSets,
-    conformal_quantile,
-    conformity,
-    keyed_uniform,
-)
+from calgp.posthoc.decisions.prediction_sets import KINDS, PredictionSets, conformal_quantile, conformity, keyed_uniform
 from calgp.posthoc.decisions.risk import SCORES, RiskCoverage, risk_coverage, uncertainty
 from calgp.posthoc.decisions.selection import Selection, binomial_cdf, clopper_pearson
 from calgp.posthoc.decisions.wanted import Decisions, Wanted

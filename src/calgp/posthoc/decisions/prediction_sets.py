@@ -72,16 +72,11 @@ class PredictionSets:
         s = conformity(log_probs, kind, uniform)
         n, classes = log_probs.shape
         if y.shape != (n,):
-            raise CalgpError(
-                f"Invalid labels of {list(y.shape)}: must be [{n}], one for each row of log-probabilities."
-            )
+            raise CalgpError(f"Invalid labels of {list(y.shape)}: must be [{n}], one for each row.")
         check_labels(y, classes)
         mine = s.gather(1, y[:, None].long()).squeeze(1)
-        groups = [mine[y == q] for q in range(classes)] if by_class else [mine]
-        names = [f"of class {q} (counted from 0)" if by_class else "" for q in range(classes)]
-        thresholds = tuple(
-            conformal_quantile(group, coverage, name) for group, name in zip(groups, names, strict=False)
-        )
+        groups = {f"of class {q} (counted from 0)": mine[y == q] for q in range(classes)} if by_class else {"": mine}
+        thresholds = tuple(conformal_quantile(group, coverage, which) for which, group in groups.items())
         return cls(kind, coverage, by_class, empty, thresholds, len(y), classes)
 
     def apply(self, log_probs: Tensor, uniform: Tensor | None = None) -> Tensor:

@@ -68,10 +68,8 @@ class Selection:
         ranked, order = uncertainty.sort()
         errors = wrong[order].cumsum(0).tolist()
         if confidence is None:
-            cuts = [
-                *(ranked.diff() > 0).nonzero().squeeze(1).add(1).tolist(),
-                len(ranked),
-            ]  # ties are answered together
+            # ties are answered together
+            cuts = [*(ranked.diff() > 0).nonzero().squeeze(1).add(1).tolist(), len(ranked)]
             answered = max((cut for cut in cuts if errors[cut - 1] <= error * cut), default=0)
             threshold = _cut(ranked, answered) if answered else 0.0
         else:
