@@ -75,8 +75,7 @@ def gp(data: Data) -> Predict:
         found = fitted.scored(x)
         scored = torch.empty(0) if found.outlier_scores is None else found.outlier_scores
         columns = dict(zip(fitted.outlier_names, scored.numpy().T, strict=True))
-        read = {name: fitted.outlier_score(x, name) for name in ("entropy", "confidence") if name not in columns}
-        return found.probs.numpy(), columns | read
+        return found.probs.numpy(), _read(found.probs.numpy()) | columns
 
     return predict
 
@@ -251,10 +250,14 @@ def _parts(scaler: StandardScaler, x: np.ndarray, probabilities: Callable[[Tenso
         return torch.cat([probabilities(part) for part in _standard(scaler, x).split(BATCH)]).numpy()
 
 
+def _read(probs: np.ndarray) -> dict[str, np.ndarray]:
+    return {"confidence": 1 - probs.max(1), "entropy": entr(probs).sum(1)}
+
+
 def _confidence(probabilities: Callable[[np.ndarray], np.ndarray]) -> Predict:
     def predict(x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         probs = probabilities(x)
-        return probs, {"confidence": 1 - probs.max(1), "entropy": entr(probs).sum(1)}
+        return probs, _read(probs)
 
     return predict
 
