@@ -173,7 +173,8 @@ def test_files_that_are_none_are_refused(tmp_path, fitted):
     [
         (np.full((30, 3), np.nan), np.arange(30) % 2, "contains NaN"),
         (np.full((30, 3), np.inf), np.arange(30) % 2, "contains infinity"),
-        (np.zeros((30, 3)), np.zeros(30), "at least two classes; y has only one class"),
+        (np.zeros((30, 3)), np.zeros(30), "at least two classes; y has only one class, 0.0"),
+        (np.zeros((30, 3)), np.array(["cat", None] * 15, object), "labels of types NoneType and str: must be of one"),
         (np.zeros((30, 3)), np.arange(29) % 2, "inconsistent numbers of samples"),
         (np.zeros((30, 3, 2)), np.arange(30) % 2, "dim 3"),
         (np.zeros((30, 3)), np.linspace(0, 1, 30), "Unknown label type: continuous"),

@@ -2,12 +2,15 @@
 
 python tools/compare_embeddings.py train.npz test.npz --rows 2000 --part 0 --outside CIFAR-100=c100.npz --outside …
 
---rows and --part cut disjoint parts from the training rows; all rows unless given. laplace-torch, gpytorch and vbll are
-left out where they cannot be imported. Nothing is chosen by the test rows.
+--rows and --part cut disjoint parts from the training rows; all rows unless given. --seed is that of GPClassifier, of
+folds and hold-outs. laplace-torch, gpytorch and vbll are left out where they cannot be imported, and what needs more
+than --minutes is stopped. Nothing is chosen by the test rows. "floor" is the ECE that the same probabilities have on as
+many test rows if they are perfectly calibrated: the mean over labels drawn from them.
 """
 
 import argparse
 import importlib
+import itertools
 import json
 import resource
 import subprocess
@@ -15,26 +18,31 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import entr
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, PredefinedSplit, StratifiedKFold
+from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from calgp import GPClassifier
 from calgp.embeddings import load_embeddings
-from calgp.metrics import ood, outcomes, scores
+from calgp.metrics import ece, ood, outcomes, scores
 
-CS = (0.001, 0.003, 0.01, 0.03, 0.1)
+CS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+PRECISIONS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)  # of the weights, for laplace-torch
 MANY, HELD_OUT = 10_000, 5000  # beyond so many rows C is tuned on a hold-out
+SOME = 1000  # held-out rows at most on which the peers compare their settings
+DRAWS = 200  # of labels, for the floor
 EXACT = 3000  # rows at most of the exact Dirichlet GP
 INDUCING, BATCH = 500, 500
 
-Predict = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # X ↦ probabilities, outlier score
+Predict = Callable[[np.ndarray], tuple[np.ndarray, dict[str, np.ndarray]]]  # X ↦ probabilities, outlier scores
 
 
 @dataclass(frozen=True)
@@ -46,59 +54,113 @@ class Data:
     test_x: np.ndarray
     test_y: np.ndarray
     outside: Mapping[str, np.ndarray]
+    seed: int = 0
 
     @property
     def classes(self) -> int:
         return int(self.y.max()) + 1
 
+    def held_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows to fit on, and a fifth of them, or 5,000, to compare on."""
+        order = np.random.default_rng(self.seed).permutation(len(self.x))
+        out = min(len(order) // 5, HELD_OUT)
+        return order[out:], order[:out]
+
 
 def gp(data: Data) -> Predict:
-    fitted = GPClassifier().fit(data.x, data.y)
-    return lambda x: (fitted.predict_proba(x), fitted.outlier_score(x))
+    fitted = GPClassifier(random_state=data.seed).fit(data.x, data.y)
+    print(fitted.choice_, file=sys.stderr)
+
+    def predict(x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        found = fitted.scored(x)
+        scored = torch.empty(0) if found.outlier_scores is None else found.outlier_scores
+        columns = dict(zip(fitted.outlier_names, scored.numpy().T, strict=True))
+        return found.probs.numpy(), _read(found.probs.numpy()) | columns
+
+    return predict
 
 
 def logistic(data: Data) -> Predict:
-    scaler, fitted = _tuned(data)
+    scaler = StandardScaler().fit(data.x)
+    fitted = _tuned(replace(data, x=scaler.transform(data.x)))
     return _confidence(lambda x: fitted.predict_proba(scaler.transform(x)))
 
 
-def _tuned(data: Data) -> tuple[StandardScaler, LogisticRegression]:
-    scaler = StandardScaler().fit(data.x)
-    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+def _tuned(data: Data) -> LogisticRegression:
+    """C grows as long as the likelihood of left-out rows does: of five folds, of a hold-out of many rows."""
+    folds: object = StratifiedKFold(5, shuffle=True, random_state=data.seed)
     if len(data.x) > MANY:
-        last = np.full(len(data.x), -1)
-        last[np.random.default_rng(0).permutation(len(last))[:HELD_OUT]] = 0
-        folds = PredefinedSplit(last)
-    search = GridSearchCV(LogisticRegression(max_iter=500), {"C": CS}, cv=folds, scoring="neg_log_loss")
-    search.fit(scaler.transform(data.x), data.y)
-    print(search.best_params_, file=sys.stderr)
-    return scaler, search.best_estimator_
+        folds = [data.held_out()]
+    best = (-np.inf, CS[0])
+    for c in CS:
+        model = LogisticRegression(C=c, max_iter=500)
+        found = cross_val_score(model, data.x, data.y, cv=folds, scoring="neg_log_loss").mean()
+        if found < best[0]:
+            break
+        best = (found, c)
+    print("C", best[1], file=sys.stderr)
+    return LogisticRegression(C=best[1], max_iter=500).fit(data.x, data.y)
 
 
 def laplace(data: Data) -> Predict:
-    """laplace-torch on the tuned logistic regression as a layer: Kronecker, precision by the evidence, probit."""
+    """laplace-torch on the tuned logistic regression as a layer: Kronecker, probit, the precision by a hold-out."""
     sys.path.append(str(Path(sys.prefix) / "networks"))
     library = importlib.import_module("laplace")
-    scaler, fitted = _tuned(data)
-    layer = nn.Linear(data.x.shape[1], data.classes)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(fitted.coef_))
-        layer.bias.copy_(torch.from_numpy(fitted.intercept_))
-    pairs = torch.utils.data.TensorDataset(_standard(scaler, data.x), torch.from_numpy(data.y))
-    found = library.Laplace(layer, "classification", subset_of_weights="all", hessian_structure="kron")
-    found.fit(torch.utils.data.DataLoader(pairs, BATCH))
-    found.optimize_prior_precision(method="marglik")
-    return _confidence(lambda x: _parts(scaler, x, lambda part: found(part, link_approx="probit")))
+    scaler = StandardScaler().fit(data.x)
+    x, y, batch = _standard(scaler, data.x), torch.from_numpy(data.y), max(10, 20 * BATCH // data.classes**2)
+
+    def fit(rows: np.ndarray) -> Any:
+        linear = _tuned(replace(data, x=x[rows].numpy(), y=data.y[rows]))
+        layer = nn.Linear(x.shape[1], data.classes)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(linear.coef_))
+            layer.bias.copy_(torch.from_numpy(linear.intercept_))
+        found = library.Laplace(layer, "classification", subset_of_weights="all", hessian_structure="kron")
+        pairs = torch.utils.data.TensorDataset(x[rows], y[rows])
+        found.fit(torch.utils.data.DataLoader(pairs, batch))
+        return found
+
+    def predict(found: Any, part: Tensor) -> Tensor:
+        return torch.cat([found(each, link_approx="probit") for each in part.split(batch)])
+
+    kept, out = data.held_out()
+    out = out[:SOME]
+    found, losses = fit(kept), {}
+    for precision in PRECISIONS:
+        found.prior_precision = float(precision)
+        losses[precision] = _mnll(predict(found, x[out]), y[out])
+    best = min(losses, key=lambda precision: losses[precision])
+    print("precision", best, losses, file=sys.stderr)
+    found = fit(np.arange(len(x)))
+    found.prior_precision = float(best)
+    return _confidence(lambda each: _parts(scaler, each, lambda part: predict(found, part)))
 
 
 def vbll(data: Data) -> Predict:
-    """Variational Bayesian last layers, discriminative: its own loss, Adam, 100 epochs or 10,000 steps."""
+    """Variational Bayesian last layers, discriminative: its own loss, Adam; prior scale and steps by a hold-out."""
     library = importlib.import_module("vbll")
     scaler = StandardScaler().fit(data.x)
     x, y = _standard(scaler, data.x), torch.from_numpy(data.y)
-    layer = library.DiscClassification(x.shape[1], data.classes, 1 / len(x), parameterization="diagonal")
-    _adam(layer, x, y, 1e-3, lambda part, labels: layer(part).train_loss_fn(labels), epochs=100)
-    return _confidence(lambda x: _parts(scaler, x, lambda part: layer(part).predictive.probs))
+
+    def fit(rows: np.ndarray, prior: float, steps: int) -> Any:
+        torch.manual_seed(data.seed)
+        layer = library.DiscClassification(x.shape[1], data.classes, 1 / len(rows), "diagonal", prior_scale=prior)
+        _adam(layer, x[rows], y[rows], 1e-3, lambda part, labels: layer(part).train_loss_fn(labels), steps=steps)
+        return layer
+
+    def predict(layer: Any, part: Tensor) -> Tensor:
+        return layer.predictive(part, n_samples=100)
+
+    kept, out = data.held_out()
+    losses = {}
+    for choice in itertools.product((0.1, 1.0, 10.0), (400, 1200)):
+        with torch.no_grad():
+            probs = predict(fit(kept, *choice), x[out[:SOME]])
+        losses[choice] = _mnll(probs, y[out[:SOME]])
+    best = min(losses, key=lambda choice: losses[choice])
+    print("prior scale, steps", best, losses, file=sys.stderr)
+    layer = fit(np.arange(len(x)), *best)
+    return _confidence(lambda each: _parts(scaler, each, lambda part: predict(layer, part)))
 
 
 def svgp(data: Data) -> Predict:
@@ -124,7 +186,7 @@ def svgp(data: Data) -> Predict:
     process = Process(x[:INDUCING].clone())
     likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_classes=data.classes, mixing_weights=False)
     bound = gpytorch.mlls.VariationalELBO(likelihood, process, num_data=len(x))
-    _adam(process, x, y, 0.02, lambda part, labels: -bound(process(part), labels), epochs=60)
+    _adam(process, x, y, 0.02, lambda part, labels: -bound(process(part), labels), steps=60 * -(-len(x) // BATCH))
 
     def probabilities(part: Tensor) -> Tensor:
         return likelihood(process(part / root)).probs.mean(0)
@@ -188,19 +250,23 @@ def _parts(scaler: StandardScaler, x: np.ndarray, probabilities: Callable[[Tenso
         return torch.cat([probabilities(part) for part in _standard(scaler, x).split(BATCH)]).numpy()
 
 
+def _read(probs: np.ndarray) -> dict[str, np.ndarray]:
+    return {"confidence": 1 - probs.max(1), "entropy": entr(probs).sum(1)}
+
+
 def _confidence(probabilities: Callable[[np.ndarray], np.ndarray]) -> Predict:
-    def predict(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def predict(x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         probs = probabilities(x)
-        return probs, 1 - probs.max(1)
+        return probs, _read(probs)
 
     return predict
 
 
 def _adam(
-    module: nn.Module, x: Tensor, y: Tensor, rate: float, loss: Callable[[Tensor, Tensor], Tensor], *, epochs: int
+    module: nn.Module, x: Tensor, y: Tensor, rate: float, loss: Callable[[Tensor, Tensor], Tensor], *, steps: int
 ) -> None:
-    """Adam with a rate that falls to 0; at most 10,000 steps."""
-    generator, steps = torch.Generator().manual_seed(0), min(epochs * -(-len(x) // BATCH), 10_000)
+    """Adam with a rate that falls to 0."""
+    generator = torch.Generator().manual_seed(0)
     optimiser = torch.optim.Adam(module.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     module.train()
@@ -213,6 +279,18 @@ def _adam(
     module.eval()
 
 
+def _mnll(probs: Tensor, y: Tensor) -> float:
+    return -probs.gather(1, y[:, None]).clamp_min(1e-12).log().double().mean().item()
+
+
+def floor(log_probs: Tensor) -> dict[str, float]:
+    """The ECE of these probabilities where labels are drawn from them: its mean, and what 5 % exceed."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(log_probs.exp(), DRAWS, replacement=True, generator=generator)
+    found = [ece(outcomes(log_probs, each)).item() for each in drawn.mT.contiguous()]
+    return {"floor": float(np.mean(found)), "floor, 95 %": float(np.quantile(found, 0.95))}
+
+
 def measure(method: str, data: Data) -> dict[str, float]:
     """Fit and predict; seconds are those of the processor."""
     begun = time.process_time()
@@ -221,9 +299,11 @@ def measure(method: str, data: Data) -> dict[str, float]:
     seconds = time.process_time() - begun
     log_probs = torch.from_numpy(probs).double().clamp_min(1e-12).log().log_softmax(1)
     row = scores(outcomes(log_probs, torch.from_numpy(data.test_y)))
-    found = {"ERR": row.err, "MNLL": row.mnll, "ECE": row.ece}
+    found = {"ERR": row.err, "MNLL": row.mnll, "ECE": row.ece, **floor(log_probs)}
+    found["confidence − accuracy"] = row.confidence - 1 + row.err
     for name, x in data.outside.items():
-        found[f"AUROC {name}"] = ood(torch.from_numpy(inside), torch.from_numpy(predict(x)[1])).auroc
+        for score, outside in predict(x)[1].items():
+            found[f"AUROC {name}, {score}"] = ood(torch.from_numpy(inside[score]), torch.from_numpy(outside)).auroc
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return found | {"seconds": round(seconds), "peak MB": round(peak)}
 
@@ -232,7 +312,9 @@ def read(given: argparse.Namespace) -> Data:
     train, test = load_embeddings(given.train), load_embeddings(given.test)
     rows = slice(given.part * given.rows, (given.part + 1) * given.rows) if given.rows else slice(None)
     outside = {name: load_embeddings(path).X for name, _, path in (each.partition("=") for each in given.outside)}
-    return Data(train.X[rows], train.y[rows], test.X, test.y, outside)
+    if train.y is None or test.y is None:
+        sys.exit("Both need labels.")
+    return Data(train.X[rows], train.y[rows], test.X, test.y, outside, given.seed)
 
 
 def main() -> None:
@@ -241,6 +323,8 @@ def main() -> None:
     parser.add_argument("test", type=Path)
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--part", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10, help="of the clock, for each method")
     parser.add_argument("--outside", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--only", choices=METHODS, help=argparse.SUPPRESS)
@@ -249,17 +333,24 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.only:
         return print(json.dumps(measure(given.only, read(given))))
-    for place, method in enumerate(given.methods):
+    for method in given.methods:
         command = [sys.executable, __file__, *sys.argv[1:], "--only", method]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (this file)
-        if done.returncode:
-            print(f"| {method} | left out: {done.stderr.strip().splitlines()[-1][:100]} |")
-            continue
-        found = json.loads(done.stdout)
-        if place == 0:
-            print("| | " + " | ".join(found) + " |\n| " + "--- | " * (len(found) + 1))
-        numbers = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in found.values()]
-        print(f"| {method} | " + " | ".join(numbers) + " |", flush=True)
+        named = {
+            "method": method,
+            "train": given.train.name,
+            "rows": given.rows,
+            "part": given.part,
+            "seed": given.seed,
+        }
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60 * given.minutes)  # noqa: S603 (this file)
+        except subprocess.TimeoutExpired:
+            print(json.dumps(named | {"left out": f"not ended after {given.minutes:g} minutes"}), flush=True)
+        except subprocess.CalledProcessError as error:
+            print(json.dumps(named | {"left out": error.stderr.strip().splitlines()[-1][:100]}), flush=True)
+        else:
+            chosen = {"chosen": done.stderr.strip().splitlines()}
+            print(json.dumps(named | json.loads(done.stdout) | chosen, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -71,10 +71,15 @@ class GPClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(self.inducing, (int, np.integer)) or self.inducing < 2:
             raise CalgpError(f"Invalid inducing={self.inducing!r}: must be a whole number of at least 2, such as 2000.")
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
-        check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        try:
+            check_classification_targets(y)
+            self.classes_, labels = np.unique(y, return_inverse=True)
+        except TypeError:
+            kinds = " and ".join(sorted({type(each).__name__ for each in y}))
+            raise ValueError(f"Invalid y with labels of types {kinds}: must be of one type, such as str.") from None
         if len(self.classes_) < 2:
-            raise ValueError(f"A classifier needs at least two classes; y has only one class, {self.classes_[0]!r}.")
+            one = self.classes_.tolist()[0]
+            raise ValueError(f"A classifier needs at least two classes; y has only one class, {one!r}.")
         order = check_random_state(self.random_state).permutation(len(X))
         x, labels = torch.from_numpy(X[order]), torch.from_numpy(labels.astype(np.int64)[order])
         with torch.no_grad():
