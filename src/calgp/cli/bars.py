@@ -46,7 +46,7 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
             if step.step % 10 and step.step != step.steps:
                 return bar.update(task, completed=step.step, total=step.steps)
             smoothed[:] = [0.8 * smoothed[0] + 0.2 * step.nll.item()] if smoothed else [step.nll.item()]
-            bound = f"nll {smoothed[0]:.4f}  kl/n {step.kl.item():.3f}"
+            bound = f"nll {smoothed[0]:.4g}  kl/n {step.kl.item():.3g}"
             bar.update(task, completed=step.step, total=step.steps, bound=bound)
 
         yield watch

@@ -71,7 +71,7 @@ def _refusal(device: str, precision: str, error: Exception) -> str:
         return (
             f"Invalid --device {device}: must be auto, cpu, cuda, cuda:1 or mps; this machine has {', '.join(there)}."
         )
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    reason = str(error).strip().partition("\n")[0].rstrip(".!")
     if reason.startswith("Precision"):
         return (
             f"Invalid --precision {precision}: must be 32-true, 64-true, bf16-mixed, 16-mixed or another of Fabric's."
