@@ -19,10 +19,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from calgp import cli
-from calgp.data import load
+from calgp.cli.train import _as_good_as
+from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES
+from calgp.report.run_section import facts
 from calgp.runs import RunFolder
 from folders import tensors
 from forked import python
@@ -353,7 +355,8 @@ def test_a_training_ends_with_what_was_done_how_good_it_is_and_what_is_next(run_
     assert status == 0, output
     done, good, after = output.splitlines()[-3:]
     assert done.startswith(
-        "Trained cnn-gp-sorf (lenet channels=(4, 8) hidden=(16,)) on 540 images of digits in 10 steps"
+        "Trained cnn-gp-sorf (lenet channels=(4, 8) hidden=(16,)) on 540 images of digits in 10 steps "
+        "(1.67 epochs), "  # of 6 steps each, the last of 40 images
     )
     assert done.endswith("into run.") and after == "Next: calgp evaluate run"
     run, records = RunFolder("run").card().run, RunFolder("run").log()
@@ -362,7 +365,29 @@ def test_a_training_ends_with_what_was_done_how_good_it_is_and_what_is_next(run_
     assert good.startswith(f"On 60 held-out images {wrong} are wrong ({wrong / 60:.1%}), MNLL ")
     assert ("with a temperature of" in good) == (RunFolder("run").calibration() is not None)
     status, output = run_cli("train", *SMALL, "--out", "few", "--no-calibration", "--augment", "none")
-    assert "No images were held out" in output and RunFolder("few").card().run.calibration is False
+    assert "No images were held out, so no temperature was fitted" in output and "--holdout 0.1" in output
+    assert RunFolder("few").card().run.calibration is False
+
+
+def test_a_training_that_stopped_early_says_so_and_tells_the_scores_of_the_state_it_kept(run_cli):
+    more = ["--holdout", "0.4", "--patience", "1", "--lr", "0.3", "--steps", "400"]  # too large a rate
+    status, output = run_cli("train", *SMALL, *more, "--out", "run")
+    assert status == 0, output
+    log = RunFolder("run").log()
+    (kept,) = [each for each in log if each.kind == "kept"]
+    scores = {each.step: each.mnll for each in log if each.kind == "holdout"}
+    made = max(scores)
+    done, good, _ = output.splitlines()[-3:]
+    assert kept.step < made < 400
+    said = f" in {made} steps ({made // 2} epochs), stopped early of 400, of which the state after step {kept.step} was"
+    assert said in done and f"MNLL {scores[kept.step]:.4f}" in good
+    assert dict(facts(RunFolder("run"), RunFolder("run").card()))["steps"] == str(made)
+
+
+@pytest.mark.parametrize(("wrong", "says"), [(0, False), (9, False), (10, True), (30, True)])
+def test_a_training_that_is_no_better_than_the_most_frequent_class_says_so(wrong, says):
+    held_out = Images.of(torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.tensor([0] * 30 + [1] * 10), ("cat", "dog"))
+    assert ("Always answering cat would be as good" in _as_good_as(wrong, held_out)) == says
 
 
 def test_auto_has_no_options_of_a_network(run_cli):
@@ -403,6 +428,7 @@ def test_a_folder_of_ones_own_images_trains(run_cli, tmp_path):
         (["train", "--backbone", "vgg"], "There is no backbone"),
         (["train", "--steps", "0"], "steps=0"),
         (["train", "--epochs", "-2"], "epochs=-2"),
+        (["train", "--minutes", "1", "--epochs", "3"], "--minutes with --epochs.*give one"),
         (["train", "--batch-size", "-1"], "batch_size=-1"),
         (["train", "--lr", "0"], "learning_rate=0"),
         (["train", "--train-size", "15"], "multiple"),
@@ -697,8 +723,9 @@ def test_evaluate_says_how_each_class_fares_and_what_to_do(run_cli, cli_run, tmp
     assert status == 0 and "By class" not in output  # no labels of its own
 
 
+@pytest.mark.parametrize("shown", [{"abstains": False, "set": ["x", "y"]}, {"outlier_score": 3.9, "outlier": True}, {}])
 @pytest.mark.parametrize(("random", "sampled"), [(True, True), (True, False), (False, True)])
-def test_predictions_are_readable_at_80_columns(random, sampled):
+def test_predictions_are_readable_at_80_columns(random, sampled, shown):
     from calgp.cli.tables import PredictionRow, prediction_table
 
     row = PredictionRow(
@@ -708,15 +735,18 @@ def test_predictions_are_readable_at_80_columns(random, sampled):
         file="folder/" * 20 + "a.png",
         mutual_information=0.0123 * random,
         monte_carlo_error=0.0045 * random,
-        probabilities={"a rather long class name": 0.9812, "another": 0.0188},
-        abstains=False,
-        set=["x", "y"],
+        probabilities={"a rather long class name": 0.9812, "another long class name": 0.0188},
+        **shown,
     )
     console = Console(width=80, file=io.StringIO())
     console.print(prediction_table([row], sampled=sampled))
     text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    assert ("information" in text) == ("0.012" in text) == random
+    table = [line for line in text.splitlines() if line[0] in "┏┃┡│└"]
+    assert max(map(len, table)) <= 80 and all(line[-1] in "┓┃┩│┘" for line in table)  # rich cuts what is wider
+    assert (
+        max(map(len, re.findall(r"(?m)^│ (\S+)", text))) >= 9
+    )  # of a file name, on a line: half of the room in the widest table
+    assert ("information" in text) == ("0.012" in text) == (random and "outlier_score" not in shown)
     assert ("0.981 ± 0.004" in text) == ("± standard error" in text) == (random and sampled)
     assert "0.981" in text and "0.123" in text
 
@@ -765,6 +795,7 @@ def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
             ["evaluate", "shipped", "--device", "abacus"],
             "Invalid --device abacus: must be auto, cpu, cuda, cuda:1 or mps",
         ),
+        (["evaluate", "shipped", "--device", "gpu"], "No supported gpu backend found."),
         (["train", "--source", "fodler:x"], "There is no kind of source 'fodler'; did you mean 'folder'?"),
         (
             ["train", "--source", "folder:."],
@@ -777,8 +808,8 @@ def test_a_folder_that_all_files_are_in_is_shown_once(files, title, shown):
     ],
 )
 def test_what_is_not_there_is_one_line_of_our_own(run_cli, arguments, says):
-    if "cuda" in arguments and torch.cuda.is_available():
+    if {"cuda", "gpu"} & {*arguments} and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     Path("cache").mkdir()
     status, message = run_cli(*arguments)
-    assert status == 1 and says in message and "\n" not in message
+    assert status == 1 and says in message and "\n" not in message and "!." not in message

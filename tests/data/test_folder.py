@@ -207,7 +207,10 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path):
         (tmp_path / "bare" / name).mkdir(parents=True)
     write(tmp_path / "few" / "a" / "0.png")
     write(tmp_path / "few" / "b" / "0.png")
-    for name, message in (cases | {"few": "too few to split"}).items():
+    write(tmp_path / "hollow" / "a" / "0.png")
+    (tmp_path / "hollow" / "b").mkdir()
+    later = {"few": "Class 'a' .* has 1 image, too few to split", "hollow": "Class 'b' .* has no images .*remove it"}
+    for name, message in (cases | later).items():
         with pytest.raises(CalgpError, match=message):
             Folder(tmp_path / name).load("train")
 

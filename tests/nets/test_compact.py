@@ -40,6 +40,13 @@ def test_whitened_patches_are_uncorrelated_and_have_variance_one():
     )
 
 
+def test_images_of_one_pixel_are_whitened():
+    x = torch.randint(0, 256, (20, 3, 1, 1), generator=torch.Generator().manual_seed(0)).byte()
+    net = Compact(widths=(8,)).build(Task(3, 1, 1, classes=2), Masking())
+    Compact().start(net, Images.of(x, torch.arange(20) % 2, ("a", "b")))
+    assert net.whitening.filters.isfinite().all() and net(net.stem(x / 255)).shape == (20, 8)
+
+
 def test_images_without_content_leave_finite_filters():
     whitening = Whitening(1)
     whitening.fit(torch.zeros(3, 1, 16, 16))

@@ -42,6 +42,20 @@ def test_too_little_confidence_asks_for_longer_training_or_calibration():
     ]
 
 
+def test_a_calibrated_run_with_too_little_confidence_asks_for_longer_training():
+    (sentence,) = advice(replace(confident(GOOD, 0.77), calibrator="temperature"), CARD, "a")
+    assert "It is calibrated already: train longer (--minutes, --epochs), or with a larger --holdout." in sentence
+
+
+@pytest.mark.parametrize(("right", "said"), [(0, True), (1, False)])
+def test_labels_that_are_no_better_than_the_most_frequent_class_are_pointed_out(right, said):
+    entries = ((0, 0, 900), (1, 0, 2 - right)) + ((1, 1, right),) * right
+    found = replace(GOOD, confusion=replace(CONFUSION, entries=entries))
+    assert any("Always answering cat would be as good" in each for each in advice(found, CARD, "a")) == said
+    elsewhere = replace(found, source="folder:strangers")
+    assert not any("Always answering" in each for each in advice(elsewhere, CARD, "a"))
+
+
 def test_too_much_confidence_asks_for_calibration_and_first_for_a_hold_out():
     assert advice(confident(GOOD, 0.99), CARD, "a") == [
         "Over-confident by 9.0 points on average. Calibrate: calgp calibrate a"

@@ -33,7 +33,7 @@ def training_bar(title: str) -> Iterator[Callable[[Step], None]]:
                 PROGRESS.say(f"Step {step.step} was skipped: {step.skipped}.")
             elif step.step % 10 == 0 or step.step == step.steps:
                 smoothed = step.nll.item() if smoothed is None else 0.8 * smoothed + 0.2 * step.nll.item()
-                text = f"nll {smoothed:.4f}  kl/n {step.kl.item():.3f}"
+                text = f"nll {smoothed:.4g}  kl/n {step.kl.item():.3g}"
             bar.update(task, completed=step.step, total=step.steps, bound=text)
 
         yield watch

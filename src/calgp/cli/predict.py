@@ -91,7 +91,7 @@ def show_predictions(found: "rooms.runs.Prediction", table: parameters.Csv, *, a
     table.write(row.flat() for row in rows)
     if as_json:
         return print(json.dumps([row.plain() for row in rows]))
-    out.print(rooms.tables.prediction_table(rows, sampled=found.passes.count > 1))
+    out.print(rooms.tables.prediction_table(rows, sampled=found.passes.count > 1, width=out.width))
 
 
 def _predict_shards(

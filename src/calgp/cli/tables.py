@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -22,7 +23,6 @@ from calgp.runs.writing import wrap_os_errors, write_whole
 
 SHORT = ("err", "mnll", "ece", "mce", "brier")  # scores that are known by their initials
 SEPARATION = ("auroc", "aupr_out", "aupr_in", "fpr95")
-FILE_WIDTH = 16  # letters of a file name on a line at least
 SHORTEST = 6  # letters of a class name above a column of a confusion matrix
 MOST_CLASSES = 20  # of which each is shown without being asked for
 
@@ -263,8 +263,11 @@ def prediction_rows(found: Prediction) -> list[PredictionRow]:
     ]
 
 
-def prediction_table(rows: list[PredictionRow], *, sampled: bool) -> Table:
-    """One line an image; what a model without anything random cannot have is left out. `sampled`: not in one pass."""
+def prediction_table(rows: list[PredictionRow], *, sampled: bool, width: int = 80) -> Table:
+    """One line an image, not wider than `width`. What a model without anything random cannot have is left out.
+
+    `sampled`: not in one pass.
+    """
     more = [name for name in ("abstains", "set") if rows and getattr(rows[0], name) is not None]
     drawn = sampled and any(row.monte_carlo_error >= 5e-4 for row in rows)
     fixed = [Column(name, justify="right", no_wrap=True) for name in ("probability", "entropy")]
@@ -273,11 +276,8 @@ def prediction_table(rows: list[PredictionRow], *, sampled: bool) -> Table:
     fixed += [Column("mutual\ninformation", justify="right", no_wrap=True)] * random
     fixed += [Column("outlier\nscore", justify="right", no_wrap=True)] * scored
     others = more or ["next best"]  # a line has 80 columns, and a prediction set says more
-    texts = {name: Column(name, overflow="fold") for name in ("file", "label", *others)}
-    texts["file"].min_width = min(FILE_WIDTH, max((len(row.file) for row in rows), default=0))
-    if "abstains" in texts:
-        texts["abstains"].no_wrap = True
-    table = Table(texts.pop("file"), texts.pop("label"), *fixed, *texts.values())
+    texts = {name: Column(name, overflow="fold", no_wrap=name == "abstains") for name in ("file", "label", *others)}
+    table = Table(texts["file"], texts["label"], *fixed, *(texts[name] for name in others))
     legend = {"! outlier: unlike the training images": any(row.outlier for row in rows),
               "± standard error of the mean over samples": drawn}  # fmt: skip
     table.caption = "\n".join(text for text, shown in legend.items() if shown) or None
@@ -293,7 +293,28 @@ def prediction_table(rows: list[PredictionRow], *, sampled: bool) -> Table:
         said = {"abstains": "yes" if row.abstains else "no", "set": "; ".join(row.set or []) or "none"}
         said["next best"] = second
         table.add_row(file, row.label, *numbers, *(said[name] for name in others))
+    _fit_columns(table, [column for column in texts.values() if not column.no_wrap], width)
     return table
+
+
+def _fit_columns(table: Table, texts: list[Column], width: int) -> None:
+    """Limit these columns so that all fit. The first gets half of what the rest leave, the others equal parts.
+
+    Rich narrows numbers too, and cuts a table that is too wide all the same.
+    """
+    widest = {id(column): max(map(_cell_width, (column.header, *column.cells))) for column in table.columns}
+    wanted = [widest.pop(id(column)) for column in texts]
+    room = width - sum(widest.values()) - 3 * len(table.columns) - 1
+    texts[0].max_width = min(wanted[0], max(room // 2, room - sum(wanted[1:])))
+    room -= texts[0].max_width
+    others = sorted(zip(wanted[1:], texts[1:], strict=True), key=lambda each: each[0])
+    for left, (most, column) in zip(range(len(others), 0, -1), others, strict=True):
+        column.max_width = min(most, max(room // left, 1))
+        room -= column.max_width
+
+
+def _cell_width(cell: object) -> int:
+    return max(cell_len(line) for line in str(cell).split("\n"))
 
 
 def _common_folder(files: Sequence[str]) -> str:

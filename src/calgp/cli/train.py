@@ -1,5 +1,6 @@
 """The command `calgp train`."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,6 +14,11 @@ from calgp.cli.flags import takes_run
 from calgp.cli.shared import check_source, is_rank_zero, note, open_fabric, say
 from calgp.errors import CalgpError, path_error
 from calgp.json_values import Json
+
+NOTHING_HELD_OUT = (
+    "No images were held out, so no temperature was fitted, and nothing is known yet of how good it is; --holdout 0.1 "
+    "keeps a tenth aside."
+)
 
 
 @takes_run()
@@ -72,7 +78,7 @@ def train(
     Example: calgp train --source mnist --minutes 10
     """
     others = bool(options or folder or network is not None)
-    _check_given(resume, others=others, network=network, weights=weights, seconds=checkpoint_seconds)
+    _check_given(resume, options, others=others, network=network, weights=weights, seconds=checkpoint_seconds)
     check_source(str(options.get("source", "")))
 
     run, begun_in = _resumed(resume) if resume else (rooms.training.described_run(options, network, weights), None)
@@ -100,17 +106,25 @@ def train(
             accumulate=accumulate, watch=watch,
         )  # fmt: skip
     if is_rank_zero():
-        say("\n".join(training_summary(trained)))
+        say("\n".join(training_summary(trained, images.watched)))
 
 
 def _check_given(
-    resume: Path | None, *, others: bool, network: str | None, weights: str | None, seconds: float
+    resume: Path | None,
+    options: dict[str, Json],
+    *,
+    others: bool,
+    network: str | None,
+    weights: str | None,
+    seconds: float,
 ) -> None:
     """Refuse options that cannot be, or cannot go together, before anything is imported that takes long."""
     if resume is not None and others:
         raise CalgpError("Invalid --resume: the run goes on as it is; give no other options of the run.")
     if resume is not None and not resume.exists():
         raise path_error("run folder", resume)
+    if options.get("minutes") is not None and (other := next(filter(options.get, ("epochs", "steps")), None)):
+        raise CalgpError(f"Invalid --minutes with --{other}: both say how long it trains; give one of them.")
     if weights is not None and network is None:
         raise CalgpError("Invalid --weights without --network: they are of a pretrained network.")
     if not 0 <= seconds < float("inf"):
@@ -160,28 +174,37 @@ def _watched(
 
 def _budget(run: "rooms.runs.Run", images: int) -> str:
     if run.minutes is not None and run.steps is None:
-        return f"{run.minutes:g} minutes"
-    steps = run.total_steps(images)
-    return f"{steps:,} steps ({steps * run.batch_size / images:.3g} epochs)"
+        return f"{run.minutes:g} minute{'s' * (run.minutes != 1)}"
+    return _steps(run.total_steps(images), run, images)
 
 
-def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
+def _steps(steps: int, run: "rooms.runs.Run", images: int) -> str:
+    epochs = steps / math.ceil(images / run.batch_size)
+    shown = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    return f"{rooms.words.count(steps, 'step')} ({shown} epoch{'s' * (shown != '1')})"
+
+
+def training_summary(trained: "rooms.runs.Classifier", watched: "rooms.data.Images | None") -> list[str]:
     """What was done, how good it is on the hold-out, and what to do next: a sentence each."""
     card, folder = trained.card, trained.folder
     run, log = card.run, folder.log()
     seconds = folder.train_seconds()
-    took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.0f} seconds"
-    kept = next((f", of which the state after step {each.step:,} was kept" for each in log if each.kind == "kept"), "")
+    took = f"{seconds / 60:.1f} minutes" if seconds >= 60 else rooms.words.count(round(seconds), "second")
+    made, planned = card.steps_made(log), run.total_steps(card.train_images)
+    kept = next((each.step for each in log if each.kind == "kept"), None)
+    early = f", stopped early of {planned:,}" * (made < planned)
+    early += f", of which the state after step {kept:,} was kept" if kept is not None else ""
     done = (
         f"Trained {run.label} ({run.backbone_label}) on {card.train_images:,} images of {run.source} in "
-        f"{_budget(run, card.train_images)}{kept}, {took}, into {folder.path}."
+        f"{_steps(made, run, card.train_images)}{early}, {took}, into {folder.path}."
     )
     scores = [each for each in log if each.kind == "holdout"]
     why = [each.why for each in log if each.kind == "uncalibrated"]
     next_one = f"Next: calgp evaluate {folder.path}"
     if not scores:
-        return [done, "No images were held out, so nothing is known yet of how good it is.", next_one]
-    last, crossed = scores[-1], trained.calibration and trained.calibration.crossed
+        return [done, NOTHING_HELD_OUT, next_one]
+    last = scores[-1] if kept is None else next(each for each in scores if each.step == kept)
+    crossed = trained.calibration and trained.calibration.crossed
     found = crossed or last
     wrong = round((found.err or 0) * (last.n or 0))
     verb = "is" if wrong == 1 else "are"
@@ -191,11 +214,20 @@ def training_summary(trained: "rooms.runs.Classifier") -> list[str]:
     )
     if scores[0].step == 0:  # of a pretrained network
         good = f"On the frozen network {scores[0].err:.1%} were wrong, MNLL {scores[0].mnll:.4f}. {good}"
+    guess = "" if watched is None else _as_good_as(wrong, watched)
     if crossed is not None and trained.calibration is not None:
         name, temperature = trained.calibration.calibrator, trained.calibration.parameters.get("temperature")
         how = f"with a temperature of {temperature:.3g}" if name == "temperature" else f"calibrated ({name})"
-        return [done, f"{good}, {how}.", next_one]
-    return [done, f"{good}.{''.join(f' {each}' for each in why)}", next_one]
+        return [done, f"{good}, {how}.{guess}", next_one]
+    return [done, f"{good}.{''.join(f' {each}' for each in why)}{guess}", next_one]
+
+
+def _as_good_as(wrong: int, held_out: "rooms.data.Images") -> str:
+    """A sentence where the images themselves are not used: the most frequent class would do as well."""
+    counts = held_out.y.bincount()
+    if 0 < len(held_out) - counts.max() <= wrong:
+        return f" {rooms.words.as_good_as(held_out.classes[counts.argmax()])}"
+    return ""
 
 
 def _can_continue(run: Any, folder: Any) -> tuple[bool, bool]:

@@ -66,7 +66,10 @@ def class_files(root: Path, classes: tuple[str, ...] | None = None) -> tuple[Loo
         raise CalgpError(f"{root} has the class {strange[0]!r}, which the training images do not have; add it there.")
     if len(expected) < 2:
         what = f"only {expected[0]!r}" if expected else "none"
-        raise CalgpError(f"{root} must have a folder for each of at least two classes; it has {what}.")
+        raise CalgpError(
+            f"{root} must have a folder for each of at least two classes; it has {what}. Put images into folders such "
+            f"as {root / 'cat'} and {root / 'dog'}."
+        )
     labels, lengths = array("q"), array("q")
 
     def names() -> Iterator[str]:

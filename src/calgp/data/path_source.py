@@ -10,7 +10,7 @@ from torch import Tensor
 
 from calgp.errors import CalgpError
 
-from .decode import Colour, check_format
+from .decode import SUFFIXES, Colour, check_format
 from .files import ImageFiles
 from .images import Images, stratified
 from .order import UNIFORM, Order
@@ -106,7 +106,7 @@ class PathSource(Source):
         if unreadable:
             index = torch.tensor([i for i in range(len(numbers)) if i not in unreadable])
             x, numbers = x.index_select(0, index), numbers[index]
-            note += f" {len(unreadable)} unreadable images are left out."
+            note += f" {len(unreadable):,} unreadable image{'s are' if len(unreadable) > 1 else ' is'} left out."
         names, labels = part.files.names.take(numbers), part.files.labels[numbers]
         return Images(x, labels, layout.classes, numbers + before, names, order.subset(numbers), note, side)  # type: ignore[arg-type]
 
@@ -147,9 +147,14 @@ class PathSource(Source):
         counts = torch.bincount(whole.files.labels, minlength=len(classes))
         if counts.min() < 2:
             few = int(counts.argmin())
+            if not counts[few]:
+                raise CalgpError(
+                    f"Class {classes[few]!r} of {self.path} has no images ({' '.join(sorted(SUFFIXES))}); add some, or "
+                    "remove it."
+                )
             raise CalgpError(
-                f"Class {classes[few]!r} of {self.path} has {int(counts[few])} images, too few to split into training "
-                "and test images; add some, or put training and test images into folders train and test."
+                f"Class {classes[few]!r} of {self.path} has 1 image, too few to split into training and test images; "
+                "add some, or put training and test images into folders train and test."
             )
         test = stratified(whole.files.labels, len(classes), self.test_share, _SPLIT_SEED)
         parts: dict[Split, Part] = {

@@ -70,7 +70,7 @@ class Compact(Backbone):
             x = train.pixels(chosen)
             for each in standardisers(model):
                 x = each.normalised(x)
-            features.whitening.fit(x)
+            features.whitening.fit(canvas(x, PATCH))
 
 
 class CompactFeatures(ConvFeatures):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from calgp.runs.card import Card
 from calgp.runs.results import Evaluation
 
-from .words import THIN, confidence_gap, count, percent, too_sure
+from .words import THIN, as_good_as, confidence_gap, count, percent, too_sure
 
 FEW = 200  # images: with fewer, scores are hardly known
 NOTICED = 0.5  # of the images of other classes that are called outliers: with less, advice is given
@@ -22,6 +22,10 @@ def advice(found: Evaluation, card: Card, run: str) -> list[str]:
         return []
     gap = confidence_gap(found.own.scores)
     sentences = [] if gap is None else [_about_confidence(gap, found, card, run)]
+    if found.confusion is not None and found.corruption is None and found.source == card.run.source:
+        images = [each.n for each in found.confusion.by_class()]
+        if 0 < sum(images) - max(images) <= sum(n for _, _, n in found.confusion.mistakes()):
+            sentences.append(as_good_as(card.classes[images.index(max(images))]))
     if found.confusion is not None and (mistakes := found.confusion.mistakes()) and mistakes[0][2] >= COMMON:
         y, label, n = mistakes[0]
         of = count(found.confusion.by_class()[y].n, "image")
@@ -65,6 +69,8 @@ def _about_confidence(gap: float, found: Evaluation, card: Card, run: str) -> st
     said = f"{too_sure(gap).capitalize()} on average."
     if found.corruption is not None or found.source != card.run.source:
         return f"{said} These images are not those that it was trained for: check that they show the same classes."
+    if found.calibrator is not None and gap < 0:
+        return f"{said} It is calibrated already: train longer (--minutes, --epochs), or with a larger --holdout."
     if found.calibrator is not None:
         return (
             f"{said} It is calibrated already, so these images differ from those held out, or too few were held out: "

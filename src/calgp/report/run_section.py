@@ -168,7 +168,7 @@ def facts(folder: RunFolder, card: Card) -> list[tuple[str, str]]:
     return [
         ("network", card.network),
         ("trained on", f"{count(card.train_images, 'image')} of {run.source}"),
-        ("steps", f"{run.total_steps(card.train_images):,}"),
+        ("steps", f"{card.steps_made(folder.log()):,}"),
         ("seed", ", ".join(str(member.seed) for member in card.members) or str(run.seed)),
         *when_and_where,
     ]

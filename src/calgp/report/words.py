@@ -70,6 +70,11 @@ def confidence_gap(scores: Scores) -> float | None:
     return gap if abs(gap) > chance else None
 
 
+def as_good_as(name: str) -> str:
+    """What to say where a classifier is no better than one that does not look at the images."""
+    return f"Always answering {name} would be as good: train longer (--minutes, --epochs), or add images."
+
+
 def too_sure(gap: float) -> str:
     """A gap between confidence and accuracy in words.
 

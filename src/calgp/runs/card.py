@@ -1,7 +1,8 @@
 """Card: what was trained, on what, by what; run.json."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 
@@ -11,6 +12,9 @@ from calgp.run import Run
 from calgp.runs.description import from_folder, to_json
 from calgp.runs.environment import Environment
 from calgp.runs.record import Count, Finite, Text, Whole
+
+if TYPE_CHECKING:
+    from calgp.runs.results import LogRecord
 
 FORMAT = 1  # of run.json; a run folder of another format is refused by name
 
@@ -102,6 +106,12 @@ class Card:
         if calibrator is not None:
             return f"{self.label} + {calibrator}"
         return f"{self.label}, uncalibrated" if self.run.method.calibrator and not self.members else self.label
+
+    def steps_made(self, log: "Iterable[LogRecord]") -> int:
+        """The optimiser steps of the finished run: those planned, or fewer if it stopped early."""
+        planned, records = self.run.total_steps(self.train_images), list(log)
+        scored = [each.step for each in records if each.kind in ("holdout", "unscored")]
+        return max(scored, default=planned) if any(each.kind == "kept" for each in records) else planned
 
     def task_summary(self) -> str:
         """Classes and image size in a few words."""

@@ -69,7 +69,7 @@ def _refusal(device: str, precision: str, error: Exception) -> str:
         return f"Invalid --device {device}: this machine has no {kind} that torch can use; it has {', '.join(there)}."
     if kind not in (*ACCELERATORS, "auto", "gpu", "tpu"):
         return f"Invalid --device {device}: must be auto, cpu, cuda, cuda:1 or mps; found: {', '.join(there)}."
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    reason = str(error).strip().partition("\n")[0].rstrip(".!")
     if reason.startswith("Precision"):
         return f"Invalid --precision {precision}: must be 32-true, 64-true, bf16-mixed, 16-mixed or one of Fabric's."
     return f"Cannot run on device {device} with precision {precision}: {reason}."
