@@ -66,6 +66,71 @@ def test_every_form_says_the_same(files, name):
     assert read.y.tolist() == y.tolist() and read.zeros == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y,a,b,c\n0,.5,.2,.3\n2,.1,.1,.8\n",
+        "\ufeffLabel;a;b;c\r\na;0,5;0,2;0,3\r\nc;0,1;0,1;0,8\r\n",  # as Excel writes it in most of Europe
+        "a\tb\tc\ttrue\n.5\t.2\t.3\t0.0\n\n.1\t.1\t.8\t2.0\n\n",
+        ",y,a,b,c\n0,0,.5,.2,.3\n1,2,.1,.1,.8\n",  # as pandas writes it
+        "id,y,pred,a,b,c\nx.png,a,a,.5,.2,.3\ny.png,c,c,.1,.1,.8\n",
+        "y,3,2,1\n3,.5,.2,.3\n1,.1,.1,.8\n",
+    ],
+    ids=["plain", "excel", "tabs and blank lines", "index", "file names", "numbers as names"],
+)
+def test_tables_of_other_programs_say_the_same(tmp_path, text):
+    (tmp_path / "it.csv").write_text(text, newline="", encoding="utf-8")
+    read = read_predictions(tmp_path / "it.csv")
+    expected = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    torch.testing.assert_close(read.log_probs.exp(), expected)
+    assert read.y.tolist() == [0, 2]
+    assert [each for each in read.notes if "left out" in each] == [
+        f"it.csv: columns that are no class were left out: {names}."
+        for start, names in {",y": "''", "id": "'id', 'pred'"}.items() if text.startswith(start)
+    ]  # fmt: skip
+
+
+def test_an_index_is_no_logit(tmp_path):
+    (tmp_path / "it.csv").write_text("index,y,a,b\n0,0,1.5,2\n1,1,1,3\n")
+    assert read_predictions(tmp_path / "it.csv", "logits").log_probs.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"probs": np.array([0.2, 0.9])}, {"probs": np.array([[0.2], [0.9]])},
+        {"logits": np.log(np.array([0.25, 9.0]))}, {"log_probs": np.log(np.array([0.2, 0.9]))},
+    ],
+    ids=["probs", "a column", "logits", "log-probs"],
+)  # fmt: skip
+def test_one_column_is_class_1_of_two(tmp_path, arrays):
+    np.savez(tmp_path / "it.npz", **arrays, y=np.array([[False], [True]]))
+    read = read_predictions(tmp_path / "it.npz")
+    torch.testing.assert_close(read.log_probs.exp(), torch.tensor([[0.8, 0.2], [0.1, 0.9]]).double())
+    assert read.y.tolist() == [0, 1]
+
+
+def test_arrays_of_other_names_and_labels_by_name(tmp_path):
+    arrays = {"predictions": np.array([[0.0, 1.0], [2.0, 0.0]]), "label_ids": np.array([1.0, 0.0])}
+    np.savez(tmp_path / "it.npz", **arrays)
+    assert read_predictions(tmp_path / "it.npz", "logits").y.tolist() == [1, 0]
+    with pytest.raises(CalgpError, match="with --kind"):
+        read_predictions(tmp_path / "it.npz")
+    np.savez(tmp_path / "it.npz", probs=np.eye(2), y=np.array(["dog", "cat"]), classes=np.array(["cat", "dog"]))
+    assert read_predictions(tmp_path / "it.npz").y.tolist() == [1, 0]
+
+
+def test_rounded_probabilities_are_divided_by_their_sum_and_it_is_said(tmp_path):
+    probs = np.array([[0.333, 0.333, 0.333], [0.25, 0.25, 0.5]])
+    np.savez(tmp_path / "three.npz", probs=probs, y=np.array([0, 1]))
+    assert not read_predictions(tmp_path / "three.npz").notes
+    np.savez(tmp_path / "two.npz", probs=probs.round(2), y=np.array([0, 1]))
+    read = read_predictions(tmp_path / "two.npz")
+    assert read.notes == ("The probabilities of a row sum to 1 within 0.01 only, and were divided by their sum.",)
+    torch.testing.assert_close(read.log_probs[0].exp(), torch.full((3,), 1 / 3).double())
+    assert judge(read).notes == read.notes
+
+
 def test_scores_are_those_of_the_metrics_and_of_scikit_learn(files):
     logits, y = made()
     found = judge(read_predictions(files / "probs.npz"))
@@ -123,11 +188,13 @@ GOOD = {"probs": np.full((4, 2), 0.5), "y": np.array([0, 1, 0, 1])}
         ({"probs": np.full((4, 2), 0.4)}, r"row 0: the probabilities sum to 0.8.*--kind logits"),
         ({"probs": np.array([[1.2, -0.2]] * 4)}, "the least is -0.2"),
         ({"probs": np.full((4, 2), np.nan)}, "no finite number in row 0"),
-        ({"probs": np.full((4, 1), 1.0)}, "at least two classes"),
+        ({"probs": np.full((4, 1, 2), 1.0)}, "at least two classes"),
         ({"probs": np.full((4, 2), "a")}, "at least two classes"),
         ({"y": np.array([0, 1, 2, 0])}, "labels from 0 to 2; its 2 classes are 0 … 1"),
         ({"y": np.array([0, -1, 1, 0])}, "labels from -1 to 1"),
-        ({"y": np.array([0.0, 1, 1, 0])}, "a whole number as label for each of 4 rows, not float64"),
+        ({"y": np.array([0.5, 1, 1, 0])}, "a whole number as label for each of 4 rows, not float64"),
+        ({"y": np.array(["cat", "dog"] * 2)}, "an array classes .Q. of all names"),
+        ({"y": np.array(["cat", "dog"] * 2, dtype=object)}, r"write names as array\.astype\(str\)"),
         ({"y": np.array([0, 1])}, "each of 4 rows"),
         ({"y": np.zeros((4, 2), dtype=int)}, r"labels \[4, 2\]"),
         ({"logits": np.zeros((4, 2))}, "must hold one of probs"),
@@ -143,15 +210,19 @@ def test_arrays_that_cannot_be_are_refused(tmp_path, arrays, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no CSV file with a header"),
-        ("a,b\n0.5,0.5\n", r"must have a column y or labels or label; its columns are \['a', 'b'\]"),
+        ("", "must have a header"),
+        ("a,b\n0.5,0.5\n", r"must have a header with one column y or labels or label; it has others: \['a', 'b'\]"),
+        ("0,0.5,0.5\n", "it has no header"),
+        ("y,label,a,b\n0,0,0.5,0.5\n", "several columns of labels"),
+        ("y,a,a\n0,0.5,0.5\n", "two columns of the same name"),
+        ("y,row,a,b\n0,7,0.5,0.5\n", "sum to 8.*a column may be no class"),
         ("y,a,b\n0,0.5\n", "line 2: 2 values, but the header names 3 columns"),
-        ("y,a,b\n0,0.5,x\n", "line 2: 'x' is no number"),
+        ("y,a,b\n0,0.5,x\n", "line 2: 'x' in column 3 is no number"),
         ("y,a,b\nfox,0.5,0.5\n", "the label 'fox', which is neither a number nor one of its columns"),
         ("y,a,b\n0,3,-3\n", "If these are logits, say so"),
         ("y,a,b\n", "each of 0 rows"),
         ("y,a,b\n0,inf,0\n", "no finite number"),
-        ("y\n0\n", "at least two classes"),
+        ("y\n0\n", "its 0 classes"),
     ],
 )
 def test_tables_that_cannot_be_are_refused(tmp_path, text, says):
@@ -168,7 +239,7 @@ def test_files_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(CalgpError, match=r"no \.npz file of plain arrays"):
         read_predictions(tmp_path / "pickled.npz")
     (tmp_path / "it.txt").write_text("")
-    with pytest.raises(CalgpError, match=r"must be \.npz or \.csv"):
+    with pytest.raises(CalgpError, match=r"must be \.npz, \.csv or \.tsv"):
         read_predictions(tmp_path / "it.txt")
     with pytest.raises(CalgpError, match=r"did you mean .*it\.npz"):
         read_predictions(tmp_path / "its.npz")

@@ -37,8 +37,8 @@ def judge(
     """Score predictions that were made anywhere: no model and no images are needed.
 
     An .npz file has an array probs, log_probs or logits [N, Q] and labels y [N]. A .csv file has a header, a column y
-    (or label) and one column a class; columns called logit_… are logits. Two files with the same labels are also
-    compared row by row, which detects much smaller differences.
+    (or label) and one column a class; columns called logit_… are logits. One column alone is class 1 of two. Two files
+    with the same labels are also compared row by row, which detects much smaller differences.
 
     Example: calgp judge mine.npz theirs.csv --html judged.html
     """

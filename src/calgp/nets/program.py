@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from calgp.errors import CalgpError, one_line
 from calgp.json_values import Json
 from calgp.nets.fusion import NORMED, Step, fused, normed_convolution
-from calgp.nets.last_layer import NOT_FINITE, LastLayer, Pass
+from calgp.nets.last_layer import NOT_FINITE, LastLayer, Pass, averaged
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (
@@ -27,10 +27,10 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 # of the core set but for a missing tag, or kept whole by torch.export
 ALSO = frozenset({
-    "aten._unsafe_view.default", "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.detach.default",
-    "aten.lift_fresh_copy.default", "aten.scaled_dot_product_attention.default", "aten.linear.default",
-    "aten.sym_constrain_range_for_size.default", "aten.sym_size.int", "aten.upsample_bicubic2d.vec",
-    "aten.baddbmm.default",
+    "aten._unsafe_view.default", "aten.linalg_vector_norm.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default", "aten.detach.default", "aten.lift_fresh_copy.default",
+    "aten.scaled_dot_product_attention.default", "aten.sym_constrain_range_for_size.default",
+    "aten.sym_size.int", "aten.upsample_bicubic2d.vec", "aten.linear.default", "aten.baddbmm.default",
 })  # fmt: skip
 CONSTANTS: dict[str, tuple[type, Any]] = {
     "dtype": (torch.dtype, torch), "memory_format": (torch.memory_format, torch), "layout": (torch.layout, torch),
@@ -150,7 +150,7 @@ def describe(
     training = {each: each.training for each in last.network.modules()}
 
     def see(layer: nn.Module, args: Any, output: Any) -> None:
-        seen.extend((args[0], output))
+        seen.extend(averaged(layer, each) for each in (args[0], output))
 
     handle = last.layer.register_forward_hook(see)
     try:
@@ -190,8 +190,8 @@ def _compare(program: Program, x: Tensor, expected: Sequence[Tensor], instead: s
     for here, there in zip(found, expected, strict=True):
         if here.shape != there.shape or (here - there).abs().max() > TOLERANCE * (1 + there.abs().max()):
             raise CalgpError(
-                "The program of the network gives other numbers than the network itself: it depends on the batch, or "
-                f"draws numbers. {instead}"
+                "The program of the network gives other numbers than the network itself: it depends on the batch, "
+                f"draws numbers, or computes in half precision (then give network.float()). {instead}"
             )
 
 
