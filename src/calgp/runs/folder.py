@@ -103,7 +103,7 @@ class RunFolder:
         if card.members:
             return self.mixture(card).eval()
         if card.upgraded is not None or card.vectors is not None:
-            raise CalgpError(f"{self.path} holds no network that was trained here: it can be no member of an ensemble.")
+            raise CalgpError(f"{self.path} has no network that was trained here; it cannot be a member of an ensemble.")
         path = self.path / "model.safetensors"
         if not is_file(path):
             hint = f"`calgp train --resume {self.path}` goes on" if self.interrupted else "train again"
