@@ -557,6 +557,11 @@ def test_images_that_a_model_cannot_take_are_refused_in_one_sentence():
             predict(Toy(), given, passes=2)
 
 
+def test_of_a_wrapper_the_module_inside_is_asked_for(unchecked):
+    with pytest.raises(CalgpError, match=r"Invalid model, DataParallel.*give its `module`"):
+        predict(nn.DataParallel(Toy()), torch.zeros(2, 6))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -186,3 +186,11 @@ def test_labels_and_n_are_checked():
         net.loss(x, y, n=0)
     with pytest.raises(CalgpError, match="A backbone has its own options"):
         calgp.gp_classifier(calgp.wrap(small_network()), classes=2)
+
+
+def test_a_compiled_network_is_refused_before_it_is_compiled_for_each_size():
+    def never(graph, inputs):
+        raise AssertionError("it was compiled, for each size that was tried")
+
+    with pytest.raises(CalgpError, match="must be the plain module, not scripted, compiled"):
+        calgp.gp_classifier(torch.compile(small_network(), backend=never), classes=2)

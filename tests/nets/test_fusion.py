@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from calgp.nets.fusion import NORMED
+from calgp.nets.fusion import NORMED, normed_convolution
 from calgp.nets.program import Program, describe_module
 
 
@@ -57,3 +57,14 @@ def test_a_program_cannot_ask_for_it_by_name():
     steps = [["y", NORMED, [{"node": "x"}], {}]]
     with pytest.raises(ValueError, match="no operation of torch"):
         Program({"steps": steps, "outputs": ["y"]}, {}, outputs=1)
+
+
+def test_a_norm_may_be_more_precise_than_its_convolution():
+    """As in autocast: images and filters in bfloat16, statistics in float32."""
+    g = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 3, 5, 5, generator=g), torch.randn(4, 3, 3, 3, generator=g)
+    norm = torch.ones(4), torch.zeros(4), torch.randn(4, generator=g), torch.ones(4), 1e-5
+    rest = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    half = normed_convolution(x.bfloat16(), weight.bfloat16(), None, *rest, norm=norm)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), normed_convolution(x, weight, None, *rest, norm=norm), rtol=0.02, atol=0.1)

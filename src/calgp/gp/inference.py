@@ -137,6 +137,11 @@ class Passes:
     @staticmethod
     def of(model: Model, count: int | None = None, engine: Engine | None = None) -> "Passes":
         """What was asked for; else one pass of a model with an integrated last layer, 50 samples of any other."""
+        if not hasattr(model, "integrate"):  # anybody's module may come here
+            raise CalgpError(
+                f"Invalid model, {type(model).__name__}: must be a model of calgp, such as gp_classifier gives. Of a "
+                "wrapper, such as DataParallel or AveragedModel, give its `module`."
+            )
         engine = engine or ("moments" if model.integrate else "samples")
         return Passes((1 if engine == "moments" else SAMPLES) if count is None else count, engine)
 

@@ -15,6 +15,7 @@ from calgp.methods import METHODS
 from calgp.methods.base import Method
 from calgp.methods.cnn_gp import CnnGpModel, RandomFeatures
 from calgp.nets import Backbone, Task, Wrapped, WrappedFeatures
+from calgp.nets.wrap.backbone import check_plain
 from calgp.nets.wrap.sites import LAYERS
 from calgp.options import find_option
 
@@ -64,6 +65,7 @@ def gp_classifier(
     of_network = {name: options.pop(name) for name in NETWORK_OPTIONS if name in options}
     chosen = _method(method, options)
     if isinstance(network, nn.Module):
+        check_plain(network)
         shape = find_image_shape(network) if image_shape is None else tuple(image_shape)
         layers = [each for each in network.modules() if isinstance(each, LAYERS)]
         masked = not freeze and len(layers) > 2  # the first has no mask, and the last is the old classifier

@@ -35,7 +35,8 @@ def normed_convolution(
     gamma, beta, mean, variance, epsilon = norm
     scale = gamma * (variance + epsilon).rsqrt()
     shift = beta - scale * (mean if bias is None else mean - bias)
-    return torch.ops.aten.convolution.default(x, weight * scale.view(-1, 1, 1, 1), shift, *convolution)
+    scaled, shift = (weight * scale.view(-1, 1, 1, 1)).to(x.dtype), shift.to(x.dtype)  # a norm may be more precise
+    return torch.ops.aten.convolution.default(x, scaled, shift, *convolution)
 
 
 def fused(steps: Sequence[Step], kept: Collection[str], names: Callable[[Json], set[str]]) -> list[Step]:

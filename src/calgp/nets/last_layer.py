@@ -106,7 +106,8 @@ class LastLayer:
             raise CalgpError(f"The last layer {self.name!r} must be called once in a pass; it was not.")
         found = seen[self.name][0]
         if not found.logits.isfinite().all():
-            raise CalgpError(NOT_FINITE)
+            rows = (~found.logits.isfinite().all(1)).nonzero().flatten().tolist()
+            raise CalgpError(f"{NOT_FINITE} In this batch it is input {rows[0]}, and {len(rows) - 1} others.")
         return found
 
 

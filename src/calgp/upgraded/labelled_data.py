@@ -53,7 +53,9 @@ def collected(network: nn.Module, data: Data, layer: str | None, *, keyed: bool 
             raise CalgpError(f"Labels must lie in 0 … {f.shape[1] - 1}; these run from {low} to {high}.")
         parts.append((c.cpu(), f.cpu(), y.cpu().long(), keyed_uniform(x) if keyed else torch.zeros(len(y))))
     if last is None:
-        raise CalgpError("There are no data to fit or measure on.")
+        raise CalgpError(
+            "There are no data to fit or measure on. A generator can be read once: give a list or a data loader."
+        )
     c, f, y, uniform = (torch.cat(column) for column in zip(*parts, strict=True))
     return last, Collected(c, f, y, uniform, shape)
 

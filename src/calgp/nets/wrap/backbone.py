@@ -147,6 +147,13 @@ class Wrapped(Backbone):
         return own if asked.active else UNMASKED
 
 
+def check_plain(network: nn.Module) -> None:
+    """Refuse what cannot be followed, before it is run."""
+    for module in network.modules():
+        if isinstance(module, torch.jit.ScriptModule | InputMasks) or hasattr(module, "_orig_mod"):
+            raise CalgpError("Invalid network: must be the plain module, not scripted, compiled or wrapped already.")
+
+
 def _made(network: Network, generator: torch.Generator | None = None) -> nn.Module:
     """A copy of a network, or a new one; torch's own generator is left as it was."""
     made: object = network
@@ -156,9 +163,7 @@ def _made(network: Network, generator: torch.Generator | None = None) -> nn.Modu
             made = network()
     if not isinstance(made, nn.Module):
         raise CalgpError(f"Invalid network: the function that makes it must give an nn.Module, not {made!r}.")
-    for module in made.modules():
-        if isinstance(module, torch.jit.ScriptModule | InputMasks) or hasattr(module, "_orig_mod"):
-            raise CalgpError("Invalid network: must be the plain module, not scripted, compiled or wrapped already.")
+    check_plain(made)
     try:
         return copy.deepcopy(made) if made is network else made
     except Exception as error:
