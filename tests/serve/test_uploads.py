@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import anyio
 import httpx2 as httpx
 import numpy as np
 import pytest
 
 from calgp.serve import Limits
+from calgp.serve.decoders import Decoders
 from hostile_images import jpeg
 
 from .conftest import NEVER, RAW, Connection, metric, png, sampled, serving, until
@@ -60,6 +62,20 @@ def test_a_jpeg_of_many_scans_is_refused_and_stops_nobody(address, digits):
     response = ask(address, jpeg(20_000), "image/jpeg")
     assert response.status_code == 413 and "scans" in response.json()["detail"]  # not: within so many seconds
     assert ask(address, png(digits[0])).status_code == 200
+
+
+def test_the_start_of_a_worker_is_not_counted(digits, decode):
+    """A worker has half of what its start takes: on a busy machine the first requests were refused."""
+
+    async def first_image() -> tuple[int, ...]:
+        decoders = Decoders((28, 28), "grey", replace(LIMITS, decode=decode / 10))
+        await decoders.start()
+        try:
+            return (await decoders.decode(bytearray(png(digits[0])), "image/png")).shape
+        finally:
+            await decoders.stop()
+
+    assert anyio.run(first_image) == (1, 1, 28, 28)
 
 
 LISTS = b'{"images":[{"grey":[' + b",".join([b"[0]"] * 262_000) + b"]}]}"

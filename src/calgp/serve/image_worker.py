@@ -42,19 +42,25 @@ def main() -> None:
     """Answer requests from stdin on stdout, until there are no more.
 
     The first argument is JSON: size, colour and limits. A request is two lengths, the content type and the body; an
-    answer is a status, a length and the pixels, or a sentence if the status is not 200.
+    answer is a status, a length and the pixels, or a sentence if the status is not 200. The first answer, to no
+    request, is empty: the process is ready.
     """
     given = json.loads(sys.argv[1])
     size, colour, limits = tuple(given["size"]), given["colour"], Limits(**given["limits"])
     prepare_process(limits)
+    _answer(200, b"")
     while head := sys.stdin.buffer.read(REQUEST.size):
         kind, body = (sys.stdin.buffer.read(length) for length in REQUEST.unpack(head))
         try:
             status, content = 200, read_images(body, kind.decode("latin-1"), size, colour, limits).tobytes()
         except HTTPProblem as problem:
             status, content = problem.status, problem.detail.encode()
-        sys.stdout.buffer.write(ANSWER.pack(status, len(content)) + content)
-        sys.stdout.buffer.flush()
+        _answer(status, content)
+
+
+def _answer(status: int, content: bytes) -> None:
+    sys.stdout.buffer.write(ANSWER.pack(status, len(content)) + content)
+    sys.stdout.buffer.flush()
 
 
 def prepare_process(limits: Limits) -> None:
