@@ -31,8 +31,6 @@ from .scales import (
     with_the_papers_settings,
 )
 
-HELD_OUT = 0.05  # for a temperature, where the scale holds nothing out
-
 
 def largest(
     scale: Scale, methods: tuple[str, ...], panels: tuple[str, ...], beside: tuple[str, ...] = ()
@@ -175,15 +173,17 @@ def settings(scale: Scale) -> tuple[Cell, ...]:
 
 
 def beyond(scale: Scale) -> tuple[Cell, ...]:
-    """Every method with a network at its panel's largest size: as trained, and with a temperature from its hold-out."""
+    """Every method with a network at its panel's largest size: as trained, and with a temperature from its hold-out.
+
+    For scales that hold images out in every run.
+    """
     cells = []
     for panel in PANELS:
         methods = tuple(method for method in scale.methods if method != CGP)
         for cell in each_largest(scale, methods, panel):
             cells.append(cell)
             if cell.method != CAL:  # which has its temperature
-                runs = tuple(replace(run, holdout=run.holdout or HELD_OUT) for run in cell.runs)
-                cells.append(replace(cell, method=after_temperature(cell.method), runs=runs, temperature=True))
+                cells.append(replace(cell, method=after_temperature(cell.method), temperature=True))
     return tuple(cells)
 
 
