@@ -105,6 +105,9 @@ def _tuned(data: Data) -> LogisticRegression:
 def laplace(data: Data) -> Predict:
     """laplace-torch on the tuned logistic regression as a layer: Kronecker, probit, the precision by a hold-out."""
     sys.path.append(str(Path(sys.prefix) / "networks"))
+    operators = torch.library.Library("torchvision", "DEF")  # which torchvision's wheel lacks here, and laplace imports
+    operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library = importlib.import_module("laplace")
     scaler = StandardScaler().fit(data.x)
     x, y, batch = _standard(scaler, data.x), torch.from_numpy(data.y), max(10, 20 * BATCH // data.classes**2)
@@ -154,8 +157,9 @@ def vbll(data: Data) -> Predict:
     kept, out = data.held_out()
     losses = {}
     for choice in itertools.product((0.1, 1.0, 10.0), (400, 1200)):
+        layer = fit(kept, *choice)
         with torch.no_grad():
-            probs = predict(fit(kept, *choice), x[out[:SOME]])
+            probs = predict(layer, x[out[:SOME]])
         losses[choice] = _mnll(probs, y[out[:SOME]])
     best = min(losses, key=lambda choice: losses[choice])
     print("prior scale, steps", best, losses, file=sys.stderr)
