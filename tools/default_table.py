@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def write_table() -> None:
-    """Mean over seeds of each set and method, and the mean rank in MNLL of the methods that were run on all sets."""
+    """Mean over seeds of each set and method, and the mean rank in MNLL over the sets that have every method that was run at all."""
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     methods = (*COMPARED, "ensemble")
     lines = [
@@ -157,13 +157,12 @@ def write_table() -> None:
         "| images | method | seeds | ERR | MNLL | ECE | minutes |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    sets = {each["set"] for each in found}
-    ranked = [m for m in methods if all(any((each["set"], each["method"]) == (s, m) for each in found) for s in sets)]
+    ranked = [m for m in methods if any(each["method"] == m for each in found)]
     ranks: dict[str, list[int]] = {method: [] for method in ranked}
     for name, (title, _) in SETS.items():
         rows = {m: [each for each in found if (each["set"], each["method"]) == (name, m)] for m in methods}
         means = {m: _mean(rows[m], "mnll") for m in methods if rows[m]}
-        if means:
+        if len(means) == len(ranked):
             for rank, method in enumerate(sorted(ranked, key=means.__getitem__), start=1):
                 ranks[method].append(rank)
         for method in means:
@@ -171,8 +170,11 @@ def write_table() -> None:
             minutes = sum(each.get("seconds", 0) for each in rows[method]) / len(rows[method]) / 60
             shown = f"{minutes:.1f}" if minutes else ""
             lines.append(f"| {title} | {method} | {len(rows[method])} | {' | '.join(cells)} | {shown} |")
-    mean_ranks = ", ".join(f"{method} {sum(each) / len(each):.2f}" for method, each in ranks.items())
-    lines += ["", f"Mean rank in MNLL over {len(sets)} sets, of the methods that all of them have: {mean_ranks}."]
+    mean_ranks = ", ".join(f"{method} {sum(each) / len(each):.2f}" for method, each in ranks.items() if each)
+    lines += [
+        "",
+        f"Mean rank in MNLL over the {len(ranks[DEFAULT])} sets that have all of these methods: {mean_ranks}.",
+    ]
     lines.append("")
     PAGE.write_text("\n".join(lines))
 
