@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def write_table() -> None:
-    """Mean over seeds of each set and method, and the mean rank in MNLL over the sets that have every method that was run at all."""
+    """Mean over seeds of each set and method, and the mean rank over the sets that have all methods."""
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     methods = (*COMPARED, "ensemble")
     lines = [
