@@ -6,8 +6,16 @@ import pytest
 
 from calgp.metrics import Scores
 from calgp.report import words
+from forked import python
 
 SCORES = Scores(n=1000, err=0.018, mnll=0.05, ece=0.01, mce=0.1, brier=0.03, confidence=0.98, entropy=0.05)
+
+
+def test_words_and_advice_need_no_matplotlib() -> None:
+    """`calgp train` and `evaluate` say them; importing matplotlib takes a second, and memory."""
+    python(
+        "-c", "import sys, calgp.report.advice, calgp.report.words; sys.exit('matplotlib' in sys.modules)", check=True
+    )
 
 
 def test_summary_says_how_wrong_and_how_sure() -> None:
