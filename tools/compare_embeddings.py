@@ -105,7 +105,7 @@ def _tuned(data: Data) -> LogisticRegression:
 def laplace(data: Data) -> Predict:
     """laplace-torch on the tuned logistic regression as a layer: Kronecker, probit, the precision by a hold-out."""
     sys.path.append(str(Path(sys.prefix) / "networks"))
-    operators = torch.library.Library("torchvision", "DEF")  # which torchvision's wheel lacks here, and laplace imports
+    operators = torch.library.Library("torchvision", "DEF")  # which torchvision may lack, and laplace needs
     operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library = importlib.import_module("laplace")

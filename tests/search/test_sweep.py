@@ -261,7 +261,7 @@ def test_a_stopped_or_killed_sweep_in_processes_goes_on_where_it_was(tmp_path, n
     flags = [*FLAGS[:2], "--steps", "200", *FLAGS[4:-1], "lr=1e-3", "--seeds", "0,1,2"]
     words = ["-m", "calgp", "sweep", *flags, "--out", tmp_path / "x"]
     with Started(*words, "--jobs", "2") as process:
-        while not list(runs.glob("*/log.jsonl")):  # its first lines are of step 20
+        while len(list(runs.glob("*/log.jsonl"))) < 2:  # both are under way: the first lines are of step 20
             assert process.poll() is None, process.printed
             time.sleep(0.01)
         process.send_signal(number)

@@ -60,11 +60,11 @@ class Decoders:
         async with self._free:
             process = await self._take()
             try:
-                with anyio.fail_after(START_SECONDS) as time:
+                with anyio.fail_after(START_SECONDS) as limit:
                     if process.pid in self._starting:
                         await _answer(process)
                         self._starting.remove(process.pid)
-                    time.deadline = anyio.current_time() + self._limits.decode
+                    limit.deadline = anyio.current_time() + self._limits.decode
                     status, content = await _ask(process, body, content_type.encode("latin-1"))
             except BaseException as error:
                 await _end(process)
