@@ -15,7 +15,7 @@ from PIL import Image
 from calgp.runs import Classifier, RunFolder, load
 from chromium import Browser, Page
 
-from .conftest import sampled, serving
+from .conftest import NEVER, sampled, serving
 from .test_model import trained
 
 pytestmark = pytest.mark.slow
@@ -134,7 +134,7 @@ def test_chosen_and_dropped_files_get_the_answer_of_the_api(visit, address, digi
     file = tmp_path / "digit.png"
     Image.fromarray(digits[3]).resize((140, 140)).save(file)
     sent = httpx.post(f"{address}/v1/predict?samples=50&seed=0", content=file.read_bytes(),
-                      headers={"content-type": "image/png"}).json()["predictions"][0]  # fmt: skip
+                      headers={"content-type": "image/png"}, timeout=NEVER).json()["predictions"][0]  # fmt: skip
     shares = [f"{100 * p:.1f}" for p in sent["probabilities"]]
     page = visit()
     for hand_over in (lambda: page.choose("#file", file), lambda: page.drop("#gallery", file)):
@@ -284,7 +284,7 @@ def test_what_goes_wrong_is_shown(visit, tmp_path):
 
 
 def test_reliability_is_that_of_the_bins_around(visit, address):
-    table = httpx.get(f"{address}/v1/model").json()["evaluations"][0]["reliability"]
+    table = httpx.get(f"{address}/v1/model", timeout=NEVER).json()["evaluations"][0]["reliability"]
     page = visit()
 
     def nearest(confidence: float) -> dict:

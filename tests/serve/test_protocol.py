@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import h11
 import httpx2 as httpx
@@ -11,7 +12,7 @@ import pytest
 from calgp.serve import Limits
 from calgp.serve.protocol import HEAD_LINES, PIECES, BoundedConnection
 
-from .conftest import RAW, Connection, metric, png, sampled, serving, until
+from .conftest import NEVER, RAW, Connection, metric, png, sampled, serving, until
 
 CLIENT = 1.0  # seconds that the server waits for a client
 LIMITS = Limits(client=CLIENT, seconds=1000, samples=10**7, connections=30, requests=8)  # what ends, ends by CLIENT
@@ -20,6 +21,13 @@ LIMITS = Limits(client=CLIENT, seconds=1000, samples=10**7, connections=30, requ
 @pytest.fixture(scope="module")
 def address():
     with serving(sampled(), LIMITS) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def patient():
+    """A server that waits for its clients, for tests in which none is too slow."""
+    with serving(sampled(), replace(LIMITS, client=NEVER)) as address:
         yield address
 
 
@@ -97,7 +105,7 @@ def test_a_client_that_says_nothing_or_little_is_cut(address):
 
 def test_silent_clients_do_not_keep_others_out(address):
     crowd = [Connection(address) for _ in range(3 * LIMITS.connections)]
-    assert httpx.get(f"{address}/healthz").status_code == 200
+    assert httpx.get(f"{address}/healthz", timeout=NEVER).status_code == 200
     for client in crowd:
         client.close()
 
@@ -121,38 +129,46 @@ def test_a_client_that_never_reads_its_stream_holds_nothing(address, digits):
         client.post(
             "/v1/predict/stream?samples=10000000&every=1", body + b"--x--\r\n", kind="multipart/form-data; boundary=x"
         )
-    until(lambda: metric(address, "calgp_open_requests") == 2)
+    until(lambda: ended_streams(address) == 2)
     until(lambda: metric(address, "calgp_open_requests") == 0)
     assert metric(address, "calgp_queue_images") == 0
-    response = httpx.post(f"{address}/v1/predict?samples=2", content=png(digits[0]), headers=RAW)
+    response = httpx.post(f"{address}/v1/predict?samples=2", content=png(digits[0]), headers=RAW, timeout=NEVER)
     assert response.status_code == 200
     for client in clients:
         client.close()
 
 
+def ended_streams(address: str) -> float:
+    lines = httpx.get(f"{address}/metrics", timeout=NEVER).text.splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith(STREAMS))
+
+
+STREAMS = 'calgp_requests_total{path="/v1/predict/stream"'
+
+
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/stream"])
-def test_a_client_that_leaves_frees_its_place_at_once(address, digits, path):
+def test_a_client_that_leaves_frees_its_place_at_once(patient, digits, path):
     """Long before its samples are drawn."""
-    client = Connection(address)
+    client = Connection(patient)
     client.post(f"{path}?samples=10000000", png(digits[0]))
-    until(lambda: metric(address, "calgp_queue_images") == 1)
+    until(lambda: metric(patient, "calgp_queue_images") == 1)
     client.close()
-    until(lambda: metric(address, "calgp_queue_images") == 0)
-    until(lambda: metric(address, "calgp_open_requests") == 0)
+    until(lambda: metric(patient, "calgp_queue_images") == 0)
+    until(lambda: metric(patient, "calgp_open_requests") == 0)
 
 
-def test_a_client_that_leaves_in_its_body_is_no_error(address, caplog):
+def test_a_client_that_leaves_in_its_body_is_no_error(patient, caplog):
     for announced in ("Content-Length: 1000", "Transfer-Encoding: chunked"):
-        with Connection(address) as client:
+        with Connection(patient) as client:
             client.send(f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\n{announced}\r\n\r\n".encode())
             client.send(b"5\r\nabcde\r\n")
-            until(lambda: metric(address, "calgp_open_requests") == 1)
-    until(lambda: metric(address, "calgp_open_requests") == 0)
-    with Connection(address) as client:  # a body that breaks the protocol
+            until(lambda: metric(patient, "calgp_open_requests") == 1)
+    until(lambda: metric(patient, "calgp_open_requests") == 0)
+    with Connection(patient) as client:  # a body that breaks the protocol
         client.send(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n")
         assert client.rest() == b""
-    until(lambda: metric(address, "calgp_open_requests") == 0)
-    text = httpx.get(f"{address}/metrics").text
+    until(lambda: metric(patient, "calgp_open_requests") == 0)
+    text = httpx.get(f"{patient}/metrics", timeout=NEVER).text
     assert 'calgp_requests_total{path="/v1/predict",status="499"}' in text and 'status="500"' not in text
     assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
 
@@ -174,9 +190,9 @@ def test_tiny_pieces_do_not_stop_the_event_loop(address):
         done.set()
 
     threading.Thread(target=attack).start()
-    with httpx.Client() as client:
+    with httpx.Client(timeout=NEVER) as client:
         while not done.is_set():
             start = time.monotonic()
-            assert client.get(f"{address}/healthz").status_code == 200
+            assert client.get(f"{address}/healthz", timeout=NEVER).status_code == 200
             slowest = max(slowest, time.monotonic() - start)
     assert slowest < a_million / 2

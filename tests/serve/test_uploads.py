@@ -22,35 +22,36 @@ from hostile_images import jpeg
 from .conftest import NEVER, RAW, Connection, metric, png, sampled, serving, until
 
 LIMITS = Limits(decoders=1, bodies=3 * 2**20, body=2**20 + 1000, json_body=2**20)
+LIMITS = replace(LIMITS, decode=NEVER, client=NEVER, seconds=NEVER)  # no time runs out
 
 
 @pytest.fixture(scope="module")
-def decode():
-    """Seconds that a worker has: five times what its start takes here and now, which is most of a small image."""
+def address():
+    with serving(sampled(), LIMITS) as address:
+        yield address
+
+
+@pytest.fixture
+def start_seconds():
+    """What the start of a worker takes here and now."""
     start = time.monotonic()
     options = json.dumps({"size": [28, 28], "colour": "grey", "limits": asdict(LIMITS)})
     worker = [sys.executable, "-m", "calgp.serve.image_worker", options]
     subprocess.run(worker, stdin=subprocess.DEVNULL, check=True)
-    return float(f"{5 * (time.monotonic() - start):.3g}")
-
-
-@pytest.fixture(scope="module")
-def address(decode):
-    with serving(sampled(), replace(LIMITS, decode=decode)) as address:
-        yield address
+    return time.monotonic() - start
 
 
 def ask(address: str, body: bytes, kind: str = "image/png") -> httpx.Response:
     return httpx.post(f"{address}/v1/predict?samples=1", content=body, headers={"content-type": kind}, timeout=NEVER)
 
 
-def workers() -> list[int]:
-    """Process ids of the children of this process that decode for the server with one decoder."""
-    found = []
+def workers(limits: Limits) -> list[int]:
+    """Process ids of the children of this process that decode for the server with these limits."""
+    found, told = [], json.dumps(asdict(limits)).encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            if int(parent) == os.getpid() and b'"decoders": 1,' in (folder / "cmdline").read_bytes():
+            if int(parent) == os.getpid() and told in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except (FileNotFoundError, ProcessLookupError):
             pass
@@ -64,11 +65,11 @@ def test_a_jpeg_of_many_scans_is_refused_and_stops_nobody(address, digits):
     assert ask(address, png(digits[0])).status_code == 200
 
 
-def test_the_start_of_a_worker_is_not_counted(digits, decode):
+def test_the_start_of_a_worker_is_not_counted(digits, start_seconds):
     """A worker has half of what its start takes: on a busy machine the first requests were refused."""
 
     async def first_image() -> tuple[int, ...]:
-        decoders = Decoders((28, 28), "grey", replace(LIMITS, decode=decode / 10))
+        decoders = Decoders((28, 28), "grey", replace(LIMITS, decode=start_seconds / 2))
         await decoders.start()
         try:
             return (await decoders.decode(bytearray(png(digits[0])), "image/png")).shape
@@ -82,24 +83,26 @@ LISTS = b'{"images":[{"grey":[' + b",".join([b"[0]"] * 262_000) + b"]}]}"
 
 
 @pytest.mark.slow
-def test_a_worker_that_takes_too_long_is_ended_and_costs_its_request_alone(address, decode, digits):
+def test_a_worker_that_takes_too_long_is_ended_and_costs_its_request_alone(digits):
     """Only the worker parses JSON: 4 MB of lists kept the event loop for four seconds."""
-    ask(address, png(digits[0]))
-    (worker,) = workers()
-    os.kill(worker, signal.SIGSTOP)  # as if it worked for ever
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, address, LISTS, "application/json")
-        while not asked.done():
-            assert httpx.get(f"{address}/healthz").status_code == 200
-    response = asked.result()
-    assert response.status_code == 413 and f"within {decode:g} seconds" in response.json()["detail"]
-    assert ask(address, png(digits[0])).status_code == 200
-    assert worker not in workers()
+    limits = replace(LIMITS, decode=5.0, bodies=LIMITS.bodies + 1)  # its workers are told apart by their limits
+    with serving(sampled(), limits) as address:
+        ask(address, png(digits[0]))
+        (worker,) = workers(limits)
+        os.kill(worker, signal.SIGSTOP)  # as if it worked for ever
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, address, LISTS, "application/json")
+            while not asked.done():
+                assert httpx.get(f"{address}/healthz", timeout=NEVER).status_code == 200
+        response = asked.result()
+        assert response.status_code == 413 and "within 5 seconds" in response.json()["detail"]
+        assert ask(address, png(digits[0])).status_code == 200
+        assert worker not in workers(limits)
 
 
 def test_a_worker_that_dies_costs_its_request_alone(address, digits):
     ask(address, png(digits[0]))
-    (worker,) = workers()
+    (worker,) = workers(LIMITS)
     os.kill(worker, signal.SIGSTOP)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, address, png(digits[0]))
