@@ -26,6 +26,7 @@ def predict(
     compute: parameters.Compute,
     devices: parameters.Devices = 1,
     as_json: parameters.AsJson = False,
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out damaged images.")] = False,
     folder: Annotated[
         Path | None,
         Option(
@@ -36,9 +37,6 @@ def predict(
         ),
     ] = None,
     rows_per_shard: Annotated[int, Option(help="Images in each file of --out.", rich_help_panel=MANY)] = 1000,
-    skip_unreadable: Annotated[
-        bool, Option("--skip-unreadable", help="Leave damaged images out of --out.", rich_help_panel=MANY)
-    ] = False,
     on: Annotated[
         str, Option(help="Where --out is made: local, or ray (pip install calgp\\[ray]).", rich_help_panel=MANY)
     ] = "local",
@@ -57,7 +55,7 @@ def predict(
 
     Example: calgp predict shipped photo.png scans/ --csv out.csv
     """
-    few, many = table.csv is not None or as_json or devices > 1, skip_unreadable or jobs is not None or on != "local"
+    few, many = table.csv is not None or as_json or devices > 1, jobs is not None or on != "local"
     check_run(run)
     _check_flags(images, folder, few=few, many=many)
     workers = rooms.engines.find_engine(on, jobs=jobs, address=address, gpus=gpus, flag="--on")
@@ -69,8 +67,10 @@ def predict(
         )  # fmt: skip
     fabric = compute.open(devices)
     classifier = rooms.runs.Classifier.load(open_folder(run), fabric=fabric, calibrated=not uncalibrated)
-    found = classifier.predict(images, **vars(sampling))
+    found = classifier.predict(images, **vars(sampling), skip_unreadable=skip_unreadable)
     if is_rank_zero():
+        if found.unreadable:
+            note(f"Left out, since they cannot be read ({len(found.unreadable)}): {'; '.join(found.unreadable)}.")
         warn_of_decisions(classifier, found.passes)
         show_predictions(found, table, as_json=as_json)
 
@@ -80,7 +80,7 @@ def _check_flags(images: list[Path], folder: Path | None, *, few: bool, many: bo
     if folder is not None and few:
         raise CalgpError("--csv, --json and --devices do not go with --out, which makes .npz files; leave them out.")
     if folder is None and many:
-        raise CalgpError("--skip-unreadable, --jobs and --on are for many images; name a folder for them with --out.")
+        raise CalgpError("--jobs and --on are for many images; name a folder for them with --out.")
     if folder is None:
         check_images(images)
 

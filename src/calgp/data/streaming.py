@@ -147,8 +147,9 @@ def _header(files: ImageFiles, number: int) -> tuple[bool, tuple[int, int]] | No
 
 
 def unreadable_error(place: str, reasons: Sequence[str]) -> CalgpError:
+    """Of images in a place, if it has a name, for these reasons."""
     more = f", and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
     return CalgpError(
-        f"{len(reasons)} of the images in {place} cannot be read: {'; '.join(reasons[:_NAMED])}{more}. "
+        f"{len(reasons)} of the images{place and f' in {place}'} cannot be read: {'; '.join(reasons[:_NAMED])}{more}. "
         "Repair or remove them, or leave them out with --skip-unreadable (skip_unreadable=True)."
     )

@@ -62,7 +62,13 @@ class VectorRun(Classifier):
         return (self.classifier.scored(_numbers(x)) for x, _ in data)
 
     def predict(
-        self, images: Any, *, passes: int | None = None, engine: Engine | None = None, seed: int = 0
+        self,
+        images: Any,
+        *,
+        passes: int | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+        skip_unreadable: bool = False,
     ) -> Prediction:
         """What embeddings [N, d] show, how certain that is, and how far they are from the training rows."""
         how = self.passes(passes, engine, seed)

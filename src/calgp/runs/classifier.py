@@ -157,16 +157,18 @@ class Classifier:
         passes: int | None = None,
         engine: Engine | None = None,
         seed: int = 0,
+        skip_unreadable: bool = False,
     ) -> Prediction:
         """What images show, and how certain that is.
 
         Args:
             images: a file, a folder of files, a Pillow image, an array or tensor of images, or a list of these.
             passes, engine, seed: as for `calgp.predict`.
+            skip_unreadable: leave out files that cannot be read; the result's `unreadable` says why.
 
         The same image always gets the same answer, whatever stands beside it.
         """
-        names, x = to_pixels(images, self.card.task)
+        names, x, unreadable = to_pixels(images, self.card.task, skip_unreadable=skip_unreadable)
         how, parameter = self.passes(passes, engine, seed), next(self.model.parameters())
 
         def predicted(parts: list[slice]) -> Iterator[Predictive]:
@@ -179,7 +181,9 @@ class Classifier:
             predictive = Predictive.cat(over_ranks(self.fabric, len(x), predicted))
         decided = self.decide_on(predictive, (255 * x).round().to(torch.uint8))
         threshold = self.outlier_threshold
-        return Prediction.of(predictive, how, self.classes, decided=decided, threshold=threshold, names=names)
+        return Prediction.of(
+            predictive, how, self.classes, decided=decided, threshold=threshold, names=names, unreadable=unreadable
+        )
 
     def predict_batches(
         self, data: Iterable[Batch], how: Passes | None = None, *, seed: int = 0

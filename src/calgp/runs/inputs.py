@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from calgp.data.decode import SUFFIXES, Colour, image_array, read_image
+from calgp.data.streaming import unreadable_error
 from calgp.errors import CalgpError, short_repr
 from calgp.nets import Task
 from calgp.runs.evaluation import colour_of
@@ -20,30 +21,45 @@ ImageLike: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray | Tenso
 
 
 def to_pixels(
-    images: ImageLike | Sequence[ImageLike], task: Task
-) -> tuple[tuple[str, ...] | None, Float[Tensor, "N C H W"]]:
-    """File names, if all came from files, and the images as float32 in [0, 1] in the form that the run takes.
+    images: ImageLike | Sequence[ImageLike], task: Task, *, skip_unreadable: bool = False
+) -> tuple[tuple[str, ...] | None, Float[Tensor, "N C H W"], tuple[str, ...]]:
+    """(file names, if all came from files; the images; why files were left out).
 
-    Files and Pillow images are brought into that form; arrays and tensors must have it.
+    Images are float32 in [0, 1] in the form that the run takes. Files and Pillow images are brought into that form;
+    arrays and tensors must have it. Files that cannot be read are an error, or left out with `skip_unreadable`.
     """
     given: Sequence[ImageLike] = images if isinstance(images, list | tuple) else [images]  # pyright: ignore[reportAssignmentType]
-    parts = [_pixels(each, task) for each in given]
-    if not sum(len(x) for _, x in parts):
+    names: list[str] | None = []
+    parts, unreadable = list[Tensor](), list[str]()
+    for image in given:
+        if not isinstance(image, str | os.PathLike):
+            names = None
+            parts.append(_pixels(image, task))
+            continue
+        for file in image_files(Path(image)):
+            try:
+                array = read_image(file, name=str(file), size=(task.height, task.width), colour=colour_of(task))
+            except CalgpError as error:
+                unreadable.append(str(error))
+                continue
+            parts.append(torch.from_numpy(array)[None].float() / 255)
+            if names is not None:
+                names.append(str(file))
+    if unreadable and not parts:
+        raise CalgpError("; ".join(unreadable[:3]) + ("." if len(unreadable) <= 3 else "; none can be read."))
+    if unreadable and not skip_unreadable:
+        raise unreadable_error("", unreadable)
+    if not sum(map(len, parts)):
         raise CalgpError("Invalid images: must be at least one, such as a file, a folder, a Pillow image or an array.")
-    names = [name for found, _ in parts for name in found or ()]
-    return tuple(names) if all(found is not None for found, _ in parts) else None, torch.cat([x for _, x in parts])
+    return None if names is None else tuple(names), torch.cat(parts), tuple(unreadable)
 
 
-def _pixels(image: ImageLike, task: Task) -> tuple[list[str] | None, Tensor]:
-    size = (task.height, task.width)
-    if isinstance(image, str | os.PathLike):
-        files, colour = image_files(Path(image)), colour_of(task)
-        arrays = [read_image(file, name=str(file), size=size, colour=colour) for file in files]
-        return [str(file) for file in files], torch.from_numpy(np.stack(arrays)).float() / 255
+def _pixels(image: Image.Image | np.ndarray | Tensor, task: Task) -> Tensor:
     if isinstance(image, Image.Image):
-        return None, torch.from_numpy(_from_pillow(image, size=size, colour=colour_of(task)))[None].float() / 255
+        array = _from_pillow(image, size=(task.height, task.width), colour=colour_of(task))
+        return torch.from_numpy(array)[None].float() / 255
     if isinstance(image, np.ndarray | Tensor):
-        return None, _from_array(image, task)
+        return _from_array(image, task)
     raise CalgpError(
         f"Invalid image {short_repr(image)}: must be a file, a folder, a Pillow image, an array or a tensor."
     )

@@ -18,7 +18,7 @@ class Prediction:
     names: file names, where there were files. predictive: (calibrated) probabilities and their uncertainty.
     abstains: where no answer is given [N]; sets: which classes are in the prediction sets [N, Q]; None without such
     decisions. passes: how it was computed. outlier_score: how far from what was trained on, more is further [N];
-    outliers: which are beyond the threshold [N]; None where no score was fitted.
+    outliers: which are beyond the threshold [N]; None where no score was fitted. unreadable: why files were left out.
 
     >>> import calgp
     >>> p = calgp.load("shipped").predict(torch.zeros(2, 1, 28, 28))
@@ -34,6 +34,7 @@ class Prediction:
     sets: Tensor | None = None
     outlier_score: Tensor | None = None
     outliers: Tensor | None = None
+    unreadable: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.predictive.log_probs)
@@ -47,11 +48,13 @@ class Prediction:
         decided: Mapping[str, Tensor],
         threshold: Threshold | None,
         names: tuple[str, ...] | None = None,
+        unreadable: tuple[str, ...] = (),
     ) -> "Prediction":
         """With what was decided, the first of the predictive's outlier scores, and which are beyond its threshold."""
         score = None if predictive.outlier_scores is None else predictive.outlier_scores[:, 0]
         flags = None if score is None or threshold is None else threshold.flags(score)
-        return Prediction(names, classes, predictive, how, decided.get("abstained"), decided.get("sets"), score, flags)
+        abstained, sets = decided.get("abstained"), decided.get("sets")
+        return Prediction(names, classes, predictive, how, abstained, sets, score, flags, unreadable)
 
     @property
     def probs(self) -> Tensor:
