@@ -444,7 +444,7 @@ def test_files_that_are_no_images_are_refused_by_name(calibrated, tmp_path, file
     (tmp_path / "empty").mkdir()
     with pytest.raises(CalgpError, match=r"broken\.png is not a readable image"):
         calibrated.predict([files, tmp_path / "broken.png"])
-    with pytest.raises(CalgpError, match="1 of the images cannot be read: .*leave them out with --skip-unreadable"):
+    with pytest.raises(CalgpError, match=r"1 of the images cannot be read: .*leave them out with --skip-unreadable"):
         calibrated.predict([files, tmp_path / "broken.png"])
     found = calibrated.predict([tmp_path / "broken.png", files], skip_unreadable=True)
     assert found.probs.equal(calibrated.predict(files).probs) and len(found.unreadable) == 1
