@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, name_error
 from calgp.json_values import Json
 from calgp.runs import RunFolder, to_json
 from calgp.runs.description import flat
@@ -33,7 +33,7 @@ def track(folder: RunFolder, to: str, where: str, *, model: bool = False) -> str
         model: copy model.safetensors as an artifact too (MLflow).
     """
     if to not in TRACKERS:
-        raise CalgpError(f"There is no tracker {to!r}; there are {', '.join(TRACKERS)}.")
+        raise name_error("There is no tracker", to, TRACKERS)
     return TRACKERS[to](folder, where, model)
 
 

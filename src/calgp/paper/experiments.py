@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from calgp.errors import CalgpError
+from calgp.errors import name_error
 
 from . import cells, verdicts
 from .cells import BASE, DIFFERENCES, GPDNN_PRIOR
@@ -282,5 +282,5 @@ def chosen(name: str) -> list[Experiment]:
     if name == "all":
         return list(EXPERIMENTS.values())
     if name not in EXPERIMENTS:
-        raise CalgpError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}, and all.")
+        raise name_error("There is no experiment", name, [*EXPERIMENTS, "all"])
     return [EXPERIMENTS[name]]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from calgp.errors import CalgpError
+from calgp.errors import name_error
 from calgp.json_values import Json
 from calgp.methods import METHODS, Method
 from calgp.nets import BACKBONES, Backbone, LeNet, ResNet
@@ -368,5 +368,5 @@ SCALES: dict[str, Scale] = {scale.name: scale for scale in (_small(), _laptop(),
 
 def find_scale(name: str) -> Scale:
     if name not in SCALES:
-        raise CalgpError(f"There is no scale {name!r}; there are {', '.join(SCALES)}.")
+        raise name_error("There is no scale", name, SCALES)
     return SCALES[name]

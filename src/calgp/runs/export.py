@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from calgp._version import __version__
 from calgp.data import load
-from calgp.errors import CalgpError
+from calgp.errors import CalgpError, name_error
 from calgp.gp import Model, Passes, Predictive, draw, freeze, mixes_rows, outputs_seen
 from calgp.json_values import Json
 from calgp.nets import Task
@@ -202,7 +202,7 @@ def verified(
     A file that gives anything else is refused. `step`: how far rounding may move the outlier score beyond that.
     """
     if to not in get_args(Target):
-        raise CalgpError(f"There is no export to {to!r}; there are {', '.join(get_args(Target))}.")
+        raise name_error("There is no export to", to, get_args(Target))
     data, run = WRITERS[to](_traced(module, tuple(x.shape[1:])), metadata, name, list(expected))
     try:
         worst = _worst(run, x, expected)

@@ -125,15 +125,16 @@ def _least(error: float, delta: float) -> int:
 
 
 def _unreachable(ranked: Tensor, error: float, confidence: float | None) -> str:
-    n, effect = len(ranked), "abstains from everything"
+    n, effect = len(ranked), "the run abstains from everything"
     if confidence is not None and n < (least := _least(error, 1 - confidence)):
         return (
             f"An error of {error:g} with confidence {confidence:g} needs at least {least:,} held-out images, even "
-            f"without a mistake; there are {n:,}: the run {effect}."
+            f"without a mistake; there are {n:,}: {effect}. Hold out more images, or allow a larger error."
         )
     if n > 1 and ranked[0] == ranked[-1]:
-        return f"All held-out images have the same uncertainty, which tells none from another: the run {effect}."
-    return f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: the run {effect}."
+        return f"All held-out images have the same uncertainty, which tells none from another: {effect}."
+    shown = f"No threshold shows an error of at most {error:g} on the {n:,} held-out images: {effect}."
+    return f"{shown} Allow a larger error, or train a better model."
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
