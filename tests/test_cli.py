@@ -382,6 +382,9 @@ def test_a_training_that_stopped_early_says_so_and_tells_the_scores_of_the_state
     said = f" in {made} steps ({made // 2} epochs), stopped early of 400, of which the state after step {kept.step} was"
     assert said in done and f"MNLL {scores[kept.step]:.4f}" in good
     assert dict(facts(RunFolder("run"), RunFolder("run").card()))["steps"] == str(made)
+    run_cli("evaluate", "run")
+    status, output = run_cli("compare", "run")
+    assert status == 0 and f"{made} steps" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(("wrong", "says"), [(0, False), (9, False), (10, True), (30, True)])

@@ -22,7 +22,7 @@ class Row:
     backbone: str
     source: str
     train_images: int
-    steps: int
+    steps: int  # made, on average over the seeds: those planned, or fewer where a run stopped early
     seeds: tuple[int, ...]
     metrics: dict[str, tuple[float, float | None]]
     auroc: dict[str, tuple[float, float | None]]  # by the outside source: how well entropy tells it from the inside
@@ -56,13 +56,16 @@ def own_evaluations(folder: RunFolder, card: Card) -> list[Evaluation]:
 
 
 def _row(key: tuple[str, str, str, int, int], results: list[Result]) -> Row:
+    *setting, _ = key
+    steps = round(mean(card.steps_made(folder.log()) for folder, card, _ in results))
     outside: dict[str, list[float]] = {}
     for folder, _, own in results:
         for found in folder.evaluations():
             if found.ood and found.calibrator == own.calibrator:
                 outside.setdefault(found.source, []).append(found.ood["entropy"].auroc.value)
     return Row(
-        *key,
+        *setting,
+        steps,
         seeds=tuple(card.run.seed for _, card, _ in results),
         metrics={name: average([getattr(own.own.scores, name) for _, _, own in results]) for name in METRICS},
         auroc={source: average(values) for source, values in outside.items()},
