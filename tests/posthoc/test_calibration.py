@@ -9,7 +9,17 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from calgp.errors import CalgpError
-from calgp.posthoc.calibration import CALIBRATORS, Isotonic, Platt, Temperature, VectorScaling, find, from_json, to_json
+from calgp.posthoc.calibration import (
+    CALIBRATORS,
+    Isotonic,
+    Platt,
+    Prior,
+    Temperature,
+    VectorScaling,
+    find,
+    from_json,
+    to_json,
+)
 
 every_calibrator = pytest.mark.parametrize("name", CALIBRATORS)
 
@@ -52,13 +62,14 @@ def test_temperature_is_the_best_of_a_fine_grid(classes, sharpness):
     assert found.warning is None
 
 
-@pytest.mark.parametrize(("n", "spread"), [(20, 0.2), (20, 1.0), (400, 0.2)])
-def test_a_temperature_with_a_prior_is_the_most_probable_of_a_fine_grid(n, spread):
-    """β = 1/T ~ N(1, spread²) before the hold-out: the sum of negative log-likelihoods plus (β − 1)²/(2 spread²)."""
+@pytest.mark.parametrize(("n", "mean", "spread"), [(20, 1.0, 0.2), (20, 1.0, 1.0), (20, 0.8, 0.2), (400, 0.8, 0.2)])
+def test_a_temperature_with_a_prior_is_the_most_probable_of_a_fine_grid(n, mean, spread):
+    """β = 1/T ~ N(m, s²) before the hold-out: the sum of negative log-likelihoods plus (β − m)²/(2 s²)."""
     log_probs, y = predictions(n=n)
     grid = np.exp(np.linspace(math.log(0.05), math.log(20), 4001))
-    loss = n * nll_at(grid, log_probs, y) + (1 / grid - 1) ** 2 / (2 * spread**2)
-    assert Temperature.fit(log_probs, y, spread).temperature == pytest.approx(grid[loss.argmin()], rel=0.0016)
+    loss = n * nll_at(grid, log_probs, y) + (1 / grid - mean) ** 2 / (2 * spread**2)
+    found = Temperature.fit(log_probs, y, Prior(mean, spread)).temperature
+    assert found == pytest.approx(grid[loss.argmin()], rel=0.0016)
 
 
 def test_temperature_finds_the_one_that_was_applied():
@@ -88,6 +99,8 @@ def test_a_hold_out_without_a_mistake_changes_nothing_and_says_so():
     assert found.temperature == 1
     assert "no mistake" in found.warning
     torch.testing.assert_close(found.apply(log_probs), log_probs)
+    found = Temperature.fit(log_probs, log_probs.argmax(1), Prior(0.8, 0.2))  # a prior has an optimum all the same
+    assert 0.05 < found.temperature < 1 / 0.8 and found.warning is None
 
 
 def test_a_mistake_that_is_almost_none_ends_at_the_sharp_edge_and_says_so():

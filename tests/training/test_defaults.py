@@ -1,6 +1,5 @@
 """What a run does that names nothing: the images decide, and run.json says what they decided."""
 
-import math
 import os
 import shutil
 import signal
@@ -14,9 +13,9 @@ from calgp.data import Images, load
 from calgp.errors import CalgpError
 from calgp.methods import METHODS
 from calgp.nets import BACKBONES, Compact
-from calgp.posthoc.calibration import Temperature
+from calgp.posthoc.calibration import FLAT, Prior, Temperature
 from calgp.runs import Interrupted, Run, RunFolder, TrainingData, environment, from_json
-from calgp.runs.fit_calibrator import cross_fitted
+from calgp.runs.fit_calibrator import cross_fitted, prior_of
 from calgp.runs.results import NoteRecord
 from calgp.training import defaults as defaults_module
 from calgp.training import resolved, train_run
@@ -141,23 +140,34 @@ def test_a_hold_out_that_cannot_tell_leaves_the_temperature_out_and_says_so(tmp_
     assert note.kind == "uncalibrated" and "20 held-out images are too few" in note.why
 
 
+def test_only_the_default_method_on_its_own_network_has_a_prior_away_from_one():
+    priors = {
+        (method, backbone): prior_of(Run(METHODS[method], BACKBONES[backbone]))
+        for method in ("cnn-gp-sorf", "cnn-gp-sorf-paper", "cnn-cal") for backbone in ("compact", "lenet")
+    }  # fmt: skip
+    assert {chosen for chosen, prior in priors.items() if prior != FLAT} == {
+        ("cnn-gp-sorf", "compact"), ("cnn-gp-sorf", "lenet"),
+    }  # fmt: skip
+    assert priors["cnn-gp-sorf", "compact"].mean < priors["cnn-gp-sorf", "lenet"].mean == 1
+
+
 def test_without_calibration_there_is_none(tmp_path, fabric):
     run, folder = from_json(TINY | {"train_size": 800, "steps": 5, "calibration": False}), RunFolder(tmp_path / "run")
     assert train_run(run, folder, fabric).calibration is None
     assert len(folder.card().holdout_rows) == 80 and all(each.kind != "uncalibrated" for each in folder.log())
 
 
-@pytest.mark.parametrize("spread", [math.inf, 0.2])
-def test_folds_are_calibrated_by_the_others(spread):
+@pytest.mark.parametrize("prior", [FLAT, Prior(0.8, 0.2)])
+def test_folds_are_calibrated_by_the_others(prior):
     generator = torch.Generator().manual_seed(0)
     log_probs = (3 * torch.randn(50, 4, generator=generator)).log_softmax(-1)
     y = torch.randint(4, (50,), generator=generator)
-    found = cross_fitted(log_probs, y, "temperature", folds=5, spread=spread)
+    found = cross_fitted(log_probs, y, "temperature", folds=5, prior=prior)
     place = y.argsort(stable=True).argsort()  # of each image in the order of classes
     for fold in range(5):
         others = place % 5 != fold
         fitted = Temperature.fit(log_probs[place.argsort()][torch.arange(50) % 5 != fold], y.sort().values[
-            torch.arange(50) % 5 != fold], spread)  # fmt: skip
+            torch.arange(50) % 5 != fold], prior)  # fmt: skip
         torch.testing.assert_close(found[~others], fitted.apply(log_probs[~others]))
 
 

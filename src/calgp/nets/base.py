@@ -97,6 +97,7 @@ class Backbone(ABC):
     hidden: tuple[int, ...]  # widths of the fully connected layers of methods without a GP
     optimiser: ClassVar[str | None] = "adam"  # of a run that names none; None: that of the network it stands for
     scale_free: ClassVar[bool] = False  # whether batch norm follows every convolution
+    inverse_temperature: ClassVar[float] = 1.0  # the mean of what 1/T is believed to be, before a hold-out is seen
     few_features: ClassVar[bool] = False  # tens, where others give thousands
 
     @property

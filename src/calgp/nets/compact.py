@@ -39,6 +39,7 @@ class Compact(Backbone):
     summary: ClassVar[str] = "small, fast network: whitened patches, batch norm"
     optimiser: ClassVar[str | None] = "muon"
     scale_free: ClassVar[bool] = True
+    inverse_temperature: ClassVar[float] = 0.8  # few images many times make it too sure: results/notes/results.md
 
     widths: tuple[int, ...] = option((64, 128, 256), "Channels of the stages.", within=COUNT)
     entry: int = option(32, "Channels of the further stages of large images.", within=COUNT)

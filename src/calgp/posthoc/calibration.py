@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from calgp.posthoc.checks import check_choice, check_labels, normalised
 
 LOWEST = -1000.0  # log-probabilities below are clamped to it
 LOWEST_T, UNTOLD_T, HIGHEST_T = 0.05, 1.0, 20.0  # the edges; and where a hold-out says nothing of it
-NEAR_ONE = 0.2  # spread of 1/T of methods that are nearly calibrated: the best for hold-outs of 50 to 500 images
 HALVINGS = 60  # of the bracket: beyond the precision of a float64
 STEPS = 500  # of L-BFGS, at most
 
@@ -67,21 +66,33 @@ class Calibrator(ABC):
         return None
 
 
+class Prior(NamedTuple):
+    """1/T ~ N(mean, spread²): what is believed of a temperature before the hold-out is seen; by default nothing."""
+
+    mean: float = 1.0
+    spread: float = math.inf
+
+
+FLAT = Prior()
+
+
 @dataclass(frozen=True)
 class Temperature(Calibrator):
     """p ∝ p̄^β with β = 1/T (Guo et al. 2017; for a network without masks p̄ is its softmax): labels stay as they are.
 
     The negative log-likelihood is convex in β: its slope is bisected over T in [0.05, 20], so that the fit can neither
     diverge nor become negative, and ends at an edge if it must. A hold-out without a mistake has its optimum at T = 0,
-    certainty of everything: T then stays 1.
+    certainty of everything: without a prior T then stays 1.
 
-    A small hold-out says little, and the best T for it can be far off. Of a method that is nearly calibrated already,
-    1/T ~ N(1, spread²) can be believed before the hold-out is seen; the fit is then the most probable T after it:
+    A small hold-out says little, and the best T for it can be far off. If it is known what such classifiers need, that
+    is a prior, and the fit is the most probable T given both:
 
     >>> log_probs = torch.tensor([[0.9, 0.1]] * 10).log()  # 90 % sure, 7 of 10 right
     >>> y = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1, 1])
-    >>> round(Temperature.fit(log_probs, y).temperature, 2), round(Temperature.fit(log_probs, y, 0.2).temperature, 2)
-    (2.59, 1.17)
+    >>> round(Temperature.fit(log_probs, y).temperature, 2)
+    2.59
+    >>> round(Temperature.fit(log_probs, y, Prior(1.0, 0.2)).temperature, 2)
+    1.17
     """
 
     summary: ClassVar[str] = "one temperature: p ∝ p̄^(1/T)"
@@ -93,17 +104,18 @@ class Temperature(Calibrator):
             raise CalgpError(f"Invalid temperature={self.temperature}: must be from {LOWEST_T:g} to {HIGHEST_T:g}.")
 
     @classmethod
-    def fit(cls, log_probs: Tensor, y: Tensor, spread: float = math.inf) -> "Temperature":
+    def fit(cls, log_probs: Tensor, y: Tensor, prior: Prior = FLAT) -> "Temperature":
         log_p, y = _held_out(log_probs, y)
 
         def slope(beta: float) -> float:
             # d/dβ of −mean log p^β_y: the mean of E_{p^β}[log p̄] − log p̄_y, which grows with β; and of the prior
             expected = ((beta * log_p).softmax(1) * log_p).sum(1)
             found = (expected - log_p.gather(1, y[:, None]).squeeze(1)).mean().item()
-            return found + (beta - 1) / (len(y) * spread**2)
+            return found + (beta - prior.mean) / (len(y) * prior.spread**2)
 
         uniform = (log_p.amax(1) - log_p.amin(1)).amax() < 1e-6  # whatever the temperature
-        if uniform or log_p.gather(1, y[:, None]).equal(log_p.amax(1, keepdim=True)):
+        faultless = log_p.gather(1, y[:, None]).equal(log_p.amax(1, keepdim=True))
+        if uniform or (faultless and prior == FLAT):
             return cls(UNTOLD_T)
         if slope(1 / LOWEST_T) <= 0:
             return cls(LOWEST_T)

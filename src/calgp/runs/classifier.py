@@ -1,7 +1,6 @@
 """Classifier: a trained run as one object. Everything that predicts, predicts through it."""
 
 import copy
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from calgp.data import Corruption, Images
 from calgp.errors import CalgpError
 from calgp.gp import Batch, Engine, Model, Passes, Predictive, Sampling, sample_cost
 from calgp.posthoc import calibration
-from calgp.posthoc.calibration import NEAR_ONE
+from calgp.posthoc.calibration import FLAT
 from calgp.posthoc.decisions import Wanted
 from calgp.posthoc.outliers import Threshold
 from calgp.run import SEED
@@ -28,7 +27,7 @@ from calgp.runs.devices import one_device
 from calgp.runs.environment import arithmetic
 from calgp.runs.evaluation import batches, columns_of, over_ranks, predict_on_cpu, test_images
 from calgp.runs.export import Deployable, Exportable, Exported, Target, export_model
-from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on, with_caution
+from calgp.runs.fit_calibrator import calibrated_share, check_held_out, fitted_on, prior_of, with_caution
 from calgp.runs.fit_decisions import fit_decisions, not_calibrated_on, uniform_of, warning
 from calgp.runs.folder import RunFolder, open_folder
 from calgp.runs.inputs import ImageLike, to_pixels
@@ -291,9 +290,10 @@ class Classifier:
             checksum, (_, images) = images.checksum(), calibrated_share(images, share, seed)
             predicted = self.predict_as_trained(batches(images, self.model), how, seed=seed)
             before = torch.cat([part.log_probs for part in predicted])
-            spread = NEAR_ONE if self.card.run.method.is_calibrated else math.inf
-            found = fitted_on(before, images, calibrator, how, seed=seed, spread=spread, share=share, of=checksum)
-            found = with_caution(found)
+            prior = prior_of(self.card.run)
+            found = fitted_on(before, images, calibrator, how, seed=seed, prior=prior, share=share, of=checksum)
+            if prior == FLAT or calibrator != "temperature":
+                found = with_caution(found)
             self.folder.write_calibration(found)
         self.calibration = found
         return found

@@ -20,7 +20,7 @@ from calgp.runs.build import build
 from calgp.runs.description import flat
 from calgp.runs.devices import one_device
 from calgp.runs.environment import training_arithmetic
-from calgp.runs.fit_calibrator import fit_temperature_if_better, fitted_on, held_out_log_probs
+from calgp.runs.fit_calibrator import fit_temperature, fitted_on, held_out_log_probs, prior_of
 from calgp.runs.folder import CHECKPOINT, slug
 from calgp.runs.ranks import check_same, owned, wrap_lost_ranks
 from calgp.runs.results import NoteRecord
@@ -120,7 +120,7 @@ def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFol
     if run.method.calibrator:
         before = held_out_log_probs(model, held_out, how, seed=0)
         return fitted_on(before, held_out, run.method.calibrator, how, seed=0)
-    found, why = fit_temperature_if_better(model, held_out, how, seed=0)
+    found, why = fit_temperature(model, held_out, how, prior_of(run), seed=0)
     if why is not None:
         folder.append_log(NoteRecord("uncalibrated", run.total_steps(card.train_images), why))
     return found
