@@ -294,7 +294,11 @@ def test_a_file_size_limit_stops_a_training_and_leaves_its_checkpoint(tmp_path, 
 
 
 def test_a_full_device_is_reported_in_one_sentence(tmp_path):
-    with pytest.raises(CalgpError, match="No space left"), wrap_os_errors(tmp_path), open("/dev/full", "wb") as file:
+    with (
+        pytest.raises(CalgpError, match=r"No space left on device\. Make room there"),
+        wrap_os_errors(tmp_path),
+        open("/dev/full", "wb") as file,
+    ):
         file.write(bytes(10**6))
 
 
@@ -310,12 +314,14 @@ def test_a_read_only_file_system_is_refused(trained, tmp_path, fabric):
                 write()
         with pytest.raises(CalgpError, match="Read-only file system"):
             train_run(small(), RunFolder(tmp_path / "disk" / "new"), fabric)
+    with pytest.raises(CalgpError, match=r"Permission denied\. Allow it there"), wrap_os_errors(tmp_path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         assert sorted(os.listdir(copy.path)) == ["model.safetensors", "run.json"]
 
 
 def test_a_directory_where_nothing_can_be_made_is_refused(fabric):
     """/proc takes no new files, of anybody."""
-    with pytest.raises(CalgpError, match="Cannot write in /proc"):
+    with pytest.raises(CalgpError, match=r"Cannot write in /proc.*\. Choose another place"):
         train_run(small(), RunFolder("/proc/run"), fabric)
 
 

@@ -189,7 +189,9 @@ def wrap_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        remedies = {PermissionError: "allow it there, or ", FileExistsError: "", FileNotFoundError: ""}
+        remedy = f"{remedies.get(type(error), 'make room there, or ')}choose another place (--out for most commands)"
         raise CalgpError(
-            f"Cannot write in {path}: {error.strerror or error}. Make room, or choose another folder with --out; what "
-            "was written before is whole."
+            f"Cannot write in {path}: {error.strerror or error}. {remedy[0].upper()}{remedy[1:]}; what was written "
+            "before is whole."
         ) from None
