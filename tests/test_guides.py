@@ -144,8 +144,8 @@ LONG = [
     "guides/large-data.md", "guides/own-network.md", "guides/sweeps.md", "guides/trackers.md", "guides/tuning.md",
 ]  # fmt: skip
 ELSEWHERE = {  # with a test of their own: below, in test_docs.py, test_embed.py, test_hub.py and serve/test_server.py
-    "ece.md", "files.md", "metrics.md", "serve.md", "guides/embeddings.md", "guides/own-images.md",
-    "guides/pretrained-network.md", "guides/scikit-learn.md", "guides/trained-model.md",
+    "ece.md", "files.md", "metrics.md", "serve.md", "guides/embeddings.md", "guides/image-folders.md",
+    "guides/own-images.md", "guides/pretrained-network.md", "guides/scikit-learn.md", "guides/trained-model.md",
 }  # fmt: skip
 
 
@@ -212,9 +212,9 @@ def test_the_exported_program_prints_what_the_guide_says(world, tmp_path, monkey
 @pytest.mark.slow
 def test_own_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    guide = (GUIDES / "own-images.md").read_text()
+    guide = "".join((GUIDES / name).read_text() for name in ("image-folders.md", "own-images.md"))
     blocks = re.findall(r"```(python|bash)\n(.*?)```", guide, re.S)
-    for language, block in sorted(blocks, key=lambda each: "def photograph" not in each[1]):  # these first
+    for language, block in blocks:
         if language == "python":
             exec(compile(re.sub(r"epochs=\d+", "epochs=1", block), "own-images.md", "exec"), {})  # noqa: S102
         for line in block.replace("\\\n", "").splitlines() if language == "bash" else []:
