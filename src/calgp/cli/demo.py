@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Column, Table
 from typer import Option
 
-from calgp.cli import parameters, rooms
+from calgp.cli import rooms
 from calgp.cli.shared import open_fabric, out, say
 from calgp.cli.terminal import styled
 from calgp.errors import CalgpError
@@ -44,7 +44,7 @@ Values = tuple[float, float, float]  # a score and the ends of its interval
 def demo(
     folder: Annotated[Path, Option("--out", help="Where the runs and the report go.")] = Path("demo"),
     seed: Annotated[int, Option(help="Seed of both trainings.")] = 0,
-    threads: parameters.Threads = None,
+    threads: Annotated[int, Option(help="CPU threads; with others sums are rounded otherwise: other numbers.")] = 1,
 ) -> None:
     """Train CNN+GP(SORF) and a plain CNN on 5,000 digits, compare them on 8,000 others and on letters, write a report.
 
