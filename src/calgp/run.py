@@ -138,7 +138,7 @@ class Run:
         False, "Leave out image files that cannot be read, instead of stopping.", group=IMAGES, since_version="0.2.0"
     )
     calibration: bool | None = option(
-        None, "Fit a temperature on the hold-out at the end, if it improves the probabilities.",
+        None, "Fit a temperature on the hold-out at the end, if it is large enough.",
         default_text="yes; of the paper's methods only cnn-cal", example=True, group=TRAINING, since_version="0.2.0",
         before=False,
     )  # fmt: skip

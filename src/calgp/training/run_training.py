@@ -113,7 +113,7 @@ def _finished(run: Run, model: Model, card: Card, data: TrainingData, folder: Ru
 
 
 def _calibration(run: Run, model: Model, held_out: Images | None, folder: RunFolder, card: Card) -> Calibration | None:
-    """The method's own calibrator; or a temperature, if the run wants one and it helps; if not, the log says why."""
+    """The method's own calibrator; or a temperature, if the run wants one; if there is none, the log says why."""
     if held_out is None or not (run.method.calibrator or run.calibration):
         return None
     how = Passes.of(model)
