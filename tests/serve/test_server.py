@@ -76,14 +76,18 @@ def test_overload_is_shed_quickly_and_sigterm_finishes_what_was_accepted(start, 
     async def overload() -> list[tuple[int, float]]:
         limits = httpx.Limits(max_connections=100)
         async with httpx.AsyncClient(base_url=address, timeout=NEVER, limits=limits) as client:
-            found = await asyncio.gather(*(ask(client, 50) for _ in range(60)))
+            found = await asyncio.gather(*(ask(client, 200) for _ in range(60)))
             assert (await ask(client, 5))[0] == 200  # it recovers
             return found
 
     async def terminate() -> list[int]:
         async with httpx.AsyncClient(base_url=address, timeout=NEVER) as client:
-            asked = [asyncio.create_task(ask(client, 200)) for _ in range(6)]
-            while "calgp_queue_images 6.0" not in (await client.get("/metrics")).text:
+            asked = [asyncio.create_task(ask(client, 1000)) for _ in range(6)]
+            while True:  # until all are accepted, though some may be answered by then
+                lines = (await client.get("/metrics")).text.splitlines()
+                queued = next(float(line.split()[1]) for line in lines if line.startswith("calgp_queue_images "))
+                if queued + sum(each.done() for each in asked) >= 6:
+                    break
                 await asyncio.sleep(0.01)
             process.send_signal(signal.SIGTERM)
             return [status for status, _ in await asyncio.gather(*asked)]
