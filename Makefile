@@ -53,10 +53,10 @@ docs: $(STAMP)  ## build the documentation site into site/, with no warnings
 	@$(PIP) -e ".[docs]"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict
 
-claims: $(STAMP)  ## write docs/claims.md and results/reproduced.md from results/ (SHOWN="laptop desk": the largest scale last)
+claims: $(STAMP)  ## write docs/claims.md and results/reproduced*.md from results/ (SHOWN="laptop desk": the largest scale last)
 	@for scale in $(SHOWN); do $(BIN)/calgp reproduce all --scale $$scale --pages --results results > /dev/null; done
 	@$(BIN)/python tools/check_verdicts.py $(SHOWN:%=reproduced/%)
-	@$(BIN)/python tools/reproduced.py reproduced/$(firstword $(SHOWN))
+	@for scale in $(SHOWN); do $(BIN)/python tools/reproduced.py reproduced/$$scale; done
 	@$(BIN)/python tools/claims.py $(SHOWN:%=reproduced/%)
 
 kill: $(CHECKS)  ## kill trainings, evaluations and reproductions hundreds of times, resume them, compare the ends

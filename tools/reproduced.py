@@ -1,4 +1,4 @@
-"""Write results/reproduced.md and its figures from the tables of `calgp reproduce all`.
+"""Write results/reproduced.md and its figures from the tables of `calgp reproduce all`; of desk, reproduced-desk.md.
 
 usage: calgp reproduce all --scale laptop --pages --results results && python tools/reproduced.py reproduced/laptop
 """
@@ -35,18 +35,22 @@ that part.
 
 
 def main(tables: str) -> None:
-    (RESULTS / "figures").mkdir(exist_ok=True)
-    found = {name: json.loads((Path(tables) / name / "table.json").read_text()) for name in EXPERIMENTS}
-    parts = [HEAD.format(scale=next(iter(found.values()))["scale"]), *_summary(found)]
+    pages = {name: Path(tables) / name / "table.json" for name in EXPERIMENTS}
+    found = {name: json.loads(page.read_text()) for name, page in pages.items() if page.exists()}
+    scale = next(iter(found.values()))["scale"]
+    end = "" if scale == "laptop" else f"-{scale}"
+    figures = RESULTS / f"figures{end}"
+    figures.mkdir(exist_ok=True)
+    parts = [HEAD.format(scale=scale), *_summary(found)]
     for name, table in found.items():
         parts += [f"\n## {name}: {EXPERIMENTS[name].title}\n\n{table['claim']}\n\n"]
         for picture in sorted((Path(tables) / name).glob("*.png"), key=lambda picture: len(picture.name)):
-            shutil.copy(picture, RESULTS / "figures" / picture.name)
-            parts += [f"![{picture.stem}](figures/{picture.name})\n\n"]
+            shutil.copy(picture, figures / picture.name)
+            parts += [f"![{picture.stem}]({figures.name}/{picture.name})\n\n"]
         parts += [line for each in table["verdicts"] for line in _verdict(each)]
         parts += [f"{note}\n\n" for note in EXPERIMENTS[name].notes]
         parts += [*_rows(name, table["rows"])]
-    (RESULTS / "reproduced.md").write_text("".join(parts))
+    (RESULTS / f"reproduced{end}.md").write_text("".join(parts))
 
 
 def _summary(found: dict[str, Any]) -> list[str]:
