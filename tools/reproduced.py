@@ -44,7 +44,8 @@ def main(tables: str) -> None:
     parts = [HEAD.format(scale=scale), *_summary(found)]
     for name, table in found.items():
         parts += [f"\n## {name}: {EXPERIMENTS[name].title}\n\n{table['claim']}\n\n"]
-        for picture in sorted((Path(tables) / name).glob("*.png"), key=lambda picture: len(picture.name)):
+        drawn = (Path(tables) / name).glob("*.png") if any(row["seeds"] for row in table["rows"]) else ()
+        for picture in sorted(drawn, key=lambda picture: len(picture.name)):
             shutil.copy(picture, figures / picture.name)
             parts += [f"![{picture.stem}]({figures.name}/{picture.name})\n\n"]
         parts += [line for each in table["verdicts"] for line in _verdict(each)]
