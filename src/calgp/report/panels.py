@@ -149,6 +149,11 @@ def reliabilities(panels: Sequence[tuple[str, Sequence[tuple[str, Reliability | 
         return _drawn(figure, "Reliability diagrams: accuracy against confidence.")
 
 
+def _over_a_panel(label: str) -> str:
+    """A label as it fits over a narrow panel, its variant on a line of its own."""
+    return "\n".join(plain(part, 18) for part in label.split(", "))
+
+
 def densities(panels: Sequence[tuple[str, Sequence[Density | str]]], *, names: tuple[str, str]) -> Drawn:
     """Densities of entropy inside and outside, a row a network, a column a method; a name alone was not run."""
     columns = max(len(shown) for _, shown in panels)
@@ -157,10 +162,10 @@ def densities(panels: Sequence[tuple[str, Sequence[Density | str]]], *, names: t
         for number, (row, (panel, shown)) in enumerate(zip(grid, panels, strict=True), 1):
             for place, (axes, each) in enumerate(zip(row, shown, strict=False)):
                 if isinstance(each, str):
-                    axes.set_title(plain(each, 22), size=12)
+                    axes.set_title(_over_a_panel(each), size=12)
                     _not_run(axes, xticks=(), yticks=())
                 else:
-                    axes.set_title(f"{plain(each.label, 22)}\n{each.heading}", size=12)
+                    axes.set_title(f"{_over_a_panel(each.label)}\n{each.heading}", size=12)
                     for part, style in zip((each.inside, each.outside), DENSITY_STYLES, strict=True):
                         _draw_density(axes, *part, *style)
                     axes.set_ylim(bottom=0)
