@@ -56,7 +56,7 @@ def own_evaluations(folder: RunFolder, card: Card) -> list[Evaluation]:
 
 
 def _row(key: tuple[str, str, str, int, int], results: list[Result]) -> Row:
-    *setting, _ = key
+    method, backbone, source, train_images, _ = key
     steps = round(mean(card.steps_made(folder.log()) for folder, card, _ in results))
     outside: dict[str, list[float]] = {}
     for folder, _, own in results:
@@ -64,7 +64,10 @@ def _row(key: tuple[str, str, str, int, int], results: list[Result]) -> Row:
             if found.ood and found.calibrator == own.calibrator:
                 outside.setdefault(found.source, []).append(found.ood["entropy"].auroc.value)
     return Row(
-        *setting,
+        method,
+        backbone,
+        source,
+        train_images,
         steps,
         seeds=tuple(card.run.seed for _, card, _ in results),
         metrics={name: average([getattr(own.own.scores, name) for _, _, own in results]) for name in METRICS},
