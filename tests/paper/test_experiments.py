@@ -327,7 +327,7 @@ def test_train_command_names_every_option():
 
 
 def test_unknown_names_are_reported_with_the_known():
-    with pytest.raises(CalgpError, match="no experiment 'fig9'; there are fig1"):
+    with pytest.raises(CalgpError, match=r"no experiment 'fig9'; did you mean 'fig5'\? Known: fig1, "):
         chosen("fig9")
-    with pytest.raises(CalgpError, match="no scale 'huge'; there are smoke, laptop, tuned, desk, paper"):
+    with pytest.raises(CalgpError, match="no scale 'huge'; known: smoke, laptop, tuned, desk, paper"):
         find_scale("huge")
