@@ -37,11 +37,11 @@ def ask(address: str, body: bytes, kind: str = "image/png") -> httpx.Response:
 
 def workers(limits: Limits) -> list[int]:
     """Process ids of the children of this process that decode for the server with these limits."""
-    found, told = [], json.dumps(asdict(limits)).encode()
+    found, options = [], json.dumps(asdict(limits)).encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            if int(parent) == os.getpid() and told in (folder / "cmdline").read_bytes():
+            if int(parent) == os.getpid() and options in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except (FileNotFoundError, ProcessLookupError):
             pass
@@ -79,7 +79,7 @@ LISTS = b'{"images":[{"grey":[' + b",".join([b"[0]"] * 262_000) + b"]}]}"
 @pytest.mark.slow
 def test_a_worker_that_takes_too_long_is_ended_and_costs_its_request_alone(digits):
     """Only the worker parses JSON: 4 MB of lists kept the event loop for four seconds."""
-    limits = replace(LIMITS, decode=5.0, bodies=LIMITS.bodies + 1)  # its workers are told apart by their limits
+    limits = replace(LIMITS, decode=5.0, bodies=LIMITS.bodies + 1)  # so that its workers can be recognised
     with serving(sampled(), limits) as address:
         ask(address, png(digits[0]))
         (worker,) = workers(limits)
