@@ -312,7 +312,7 @@ def test_a_read_only_file_system_is_refused(trained, tmp_path, fabric):
         for write in (lambda: evaluate(copy, fabric, passes=1), lambda: train_run(small(), copy, fabric)):
             with pytest.raises(CalgpError, match=r"Cannot write in .*: Read-only file system"):
                 write()
-        with pytest.raises(CalgpError, match="Read-only file system"):
+        with pytest.raises(CalgpError, match=r"Read-only file system\. Choose another place"):
             train_run(small(), RunFolder(tmp_path / "disk" / "new"), fabric)
     with pytest.raises(CalgpError, match=r"Permission denied\. Allow it there"), wrap_os_errors(tmp_path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -20,6 +20,9 @@ except ImportError:  # Windows
 PART = ".part"  # ends the name of a file that is not whole yet
 LOCK = ".lock"
 GRACE = 2.0  # seconds: a process that was killed a moment ago, or its pool, may still be going
+REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there, or ") | dict.fromkeys(
+    (errno.EACCES, errno.EPERM), "allow it there, or "
+)
 _owners: dict[Path, tuple[int, int]] = {}  # the process and the thread that own a folder
 
 
@@ -189,8 +192,7 @@ def wrap_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedies = {PermissionError: "allow it there, or ", FileExistsError: "", FileNotFoundError: ""}
-        remedy = f"{remedies.get(type(error), 'make room there, or ')}choose another place (--out for most commands)"
+        remedy = f"{REMEDIES.get(error.errno or 0, '')}choose another place (--out for most commands)"
         raise CalgpError(
             f"Cannot write in {path}: {error.strerror or error}. {remedy[0].upper()}{remedy[1:]}; what was written "
             "before is whole."
